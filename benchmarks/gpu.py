@@ -65,7 +65,7 @@ MEANING = {
 
 
 def seconds(call: Callable[[], Any]) -> float:
-    """Median of single calls, by the device's clock; what an earlier call left in the L2 cache is overwritten before each."""
+    """Median of single calls, by the device's clock; the L2 cache is overwritten before each call."""
     for _ in range(5):
         call()
     times, other = [], torch.empty(2**29, dtype=torch.uint8, device="cuda")
@@ -87,12 +87,12 @@ def copied_bytes_per_s(device: torch.device) -> float:
 
 
 def tree_of(rows: int) -> DraftTree:
-    """A root and rows - 1 nodes, two below each."""
+    """A root and rows - 1 nodes, two children per node."""
     return DraftTree(tuple(range(rows)), tuple((node - 1) // 2 if node else -1 for node in range(rows)))
 
 
 def held(cache: PagedCache, batch: int, context: int) -> list[Sequence]:
-    """Sequences that hold `context` committed tokens, whatever lies in their pages, and lack their root."""
+    """Sequences with `context` committed tokens in the cache, whatever their pages contain, and without their root."""
     owners = [Sequence(key, (*range(1, context + 1), 0), SamplingParams(), key) for key in range(batch)]
     for owner in owners:
         cache.stage(Step.of([Feed(owner, 0, tuple(owner.tokens[:context]))]))
@@ -101,17 +101,17 @@ def held(cache: PagedCache, batch: int, context: int) -> list[Sequence]:
 
 
 def logits_of(model: Any, cache: PagedCache, feeds: list[Feed]) -> torch.Tensor:
-    """The logits of a step, which is not committed."""
+    """The logits of a step, without committing it."""
     step = Step.of(feeds)
     cache.stage(step)
     return model.score(step, cache).logits
 
 
 class Bench:
-    """One device: what it is made to measure."""
+    """The measurements on one device."""
 
     def __init__(self, layers: int, device: torch.device) -> None:
-        # Triton is imported here, where a device is known to be there
+        # Triton is imported here, where a device is known to exist
         from paceline.kernels.attention_tiling import Tiling
         from paceline.kernels.step_tables import SMALLEST, Extent, StepTables
         from paceline.kernels.tree_attention import tree_attention
@@ -140,7 +140,7 @@ class Bench:
         return self.kernel(query, pages.keys, pages.values, tables, scale=DIM**-0.5, tiling=self.tiling)
 
     def staged(self, cache: PagedCache, feeds: list[Feed], least: Any = None) -> tuple[Step, Any]:
-        """A staged step and its tables: of its very size, or bucketed and no smaller than `least`."""
+        """A staged step and its tables: of its exact size, or bucketed and no smaller than `least`."""
         step = Step.of(feeds)
         cache.stage(step)
         blocks = cache.blocks_of(step)
@@ -167,7 +167,7 @@ class Bench:
         return cache
 
     def forwards(self, batch: int, context: int, rows: tuple[int, ...]) -> list[dict[str, Any]]:
-        """Whole forwards of one batch and context."""
+        """Times of whole forward passes of one batch and context."""
         if not self.fits(batch, context, self.layers):
             return []
         cache, found = self.cache_of(batch, context, self.layers), []
@@ -197,7 +197,7 @@ class Bench:
         return found
 
     def attention(self, batch: int, context: int) -> list[dict[str, Any]]:
-        """One layer's attention alone."""
+        """Times of one layer's attention alone."""
         if not self.fits(batch, context, 1):
             return []
         cache, found = self.cache_of(batch, context, 1), []
@@ -217,7 +217,7 @@ class Bench:
         return found
 
     def prefill(self) -> list[dict[str, Any]]:
-        """A prompt in one forward, launch by launch, and what a library's products alone would take."""
+        """Times of a prompt in one forward pass, launch by launch, and of a library's matrix products alone."""
         cache, found = self.cache_of(1, max(PROMPT_TOKENS), self.layers), []
         owner = Sequence(0, tuple(range(1, 2 * max(PROMPT_TOKENS))), SamplingParams(), 0)
         cache.release(0)
@@ -234,7 +234,7 @@ class Bench:
         return found
 
     def sampling(self) -> list[dict[str, Any]]:
-        """The choice of tokens alone."""
+        """Times of choosing tokens alone."""
         from paceline.kernels.fused_sampling import SamplingRows, choose_on_device
 
         found = []
@@ -251,7 +251,7 @@ class Bench:
         return found
 
     def bits(self) -> dict[str, int]:
-        """Attention of every node of a tree, and of a chunk, against the same row decoded alone from committed keys."""
+        """Attention of every node of a tree, and of a chunk, compared with the same row decoded alone from committed keys."""
         compared = equal = 0
         for context in (60, 511, 1000, 4095):
             cache, tree = self.cache_of(4, context, 1), tree_of(31)
@@ -281,8 +281,8 @@ class Bench:
         return {"compared": compared, "equal": equal}
 
     def model_bits(self) -> dict[str, int]:
-        """Logits of the first layers of the model: of every token of a text decoded alone, against the same token in a draft, in
-        chunks of a prompt of many sizes, and beside others."""
+        """Logits of the first layers of the model: every token of a text decoded alone, compared with the same token in a draft,
+        in prompt chunks of many sizes, and batched with other sequences."""
         from paceline.models.fused import FusedModel
 
         weights = copy(self.weights)
@@ -345,7 +345,7 @@ def main() -> int:
 
 @torch.inference_mode()
 def measured(layers: int, out: Path) -> dict[str, Any]:
-    """All of it, written to `out` after every part."""
+    """The whole report, written to `out` after every part."""
     import triton
 
     device = torch.device("cuda")
@@ -381,7 +381,7 @@ def measured(layers: int, out: Path) -> dict[str, Any]:
 
 
 def parts(bench: Bench) -> Iterator[tuple[str, Callable[[], Any]]]:
-    """What is measured, the shortest and most telling first."""
+    """The measurements by name, the shortest and most important first."""
     yield "bits", bench.bits
     yield "model_bits", bench.model_bits
     for context in CONTEXTS:

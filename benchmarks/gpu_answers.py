@@ -1,4 +1,4 @@
-"""Whole answers on a GPU, through the engine, with drafts and without, and through transformers beside it."""
+"""Whole answers on a GPU: through the engine, with and without drafts, and through transformers for comparison."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ SMALLER = 'model:"paceline-14m-draft",depth=5'
 DRAFTS = ("none", "ngram", SMALLER, "auto")
 BATCHES, MANY = (4, 16), ("none", SMALLER, "auto")
 ASKED, BESIDE_TURNS = 2, 2
-"""Prompts of each kind, and turns beside transformers, which takes its time."""
+"""Prompts of each kind, and turns of the comparison with transformers, which is slow."""
 READY, RECORDED_S = (2, 10), 1e-3
-"""Rounds of answers before one is timed, at least and at most: until one has recorded for less than so many seconds."""
+"""Fewest and most warm-up rounds of answers; they end once a round spends less than this many seconds on recording."""
 
 
 class Answers:
-    """The embedded model, and one that is grown from it once for all that asks for it."""
+    """The embedded model, and one grown from it, which is made once, on first use."""
 
     def __init__(self) -> None:
         self._folder = TemporaryDirectory()
@@ -51,16 +51,16 @@ class Answers:
 
 
 def _told(measured: Callable[[], list[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """What was measured, or what failed."""
+    """The measurements, or the error."""
     try:
         return measured()
-    # whatever it is, what was measured before is not lost
+    # on any error, earlier measurements must not be lost
     except Exception as error:
         return [{"failed": f"{type(error).__name__}: {error}"}]
 
 
 def answered(model: str, weights: str | None, temperature: float) -> Iterator[dict[str, Any]]:
-    """One model with and without drafts, in turns; each has answered all prompts before, until its steps were recorded."""
+    """One model with and without drafts, in turns; each first answers all prompts until its steps are recorded."""
     from paceline import LLM
 
     llm = LLM(model, "none", weights=weights, batch=max(BATCHES))
@@ -103,9 +103,9 @@ def _in_turns(
 
 
 def _get_ready(answer: Callable[[], object]) -> None:
-    """Answer until nothing more is recorded: to record takes longer than what is to be timed."""
+    """Answer until nothing more is recorded: recording takes longer than the answers that are timed."""
     for turn in range(READY[1]):
-        # the clock of the engine stands still meanwhile
+        # the engine's clock stands still while it records
         stood_s = perf_counter() - now()
         answer()
         if turn + 1 >= READY[0] and perf_counter() - now() - stood_s < RECORDED_S:
@@ -123,7 +123,7 @@ def _named(model: str) -> str:
 
 
 def beside_transformers(folder: str) -> Iterator[dict[str, Any]]:
-    """The grown model through transformers' `generate` as it comes, plain and with its own drafts, in turns with the engine."""
+    """The grown model in transformers' `generate` by default settings, plain and with its drafts, in turns with the engine."""
     import torch
     from transformers import AutoModelForCausalLM, GenerationConfig, __version__ as version
 

@@ -9,7 +9,7 @@ HIDDEN, HEADS, KV_HEADS, DIM, MLP, VOCABULARY = 4096, 32, 8, 128, 14336, 128256
 
 
 class RandomTensors:
-    """A checkpoint in Llama-3-8B's shape that no file holds: every tensor is drawn when it is read."""
+    """A checkpoint in Llama-3-8B's shape without files: every tensor is drawn at random when it is read."""
 
     def __init__(self, layers: int, longest: int, device: torch.device) -> None:
         self.config = LlamaConfig(

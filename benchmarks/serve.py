@@ -1,4 +1,4 @@
-"""The server under load, with drafts and without: starts one, runs `paceline bench serve` against it, and ends it.
+"""The server under load, with and without drafts: starts a server, runs `paceline bench serve` against it, and ends it.
 
 python benchmarks/serve.py OUT_FOLDER
 """

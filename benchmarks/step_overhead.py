@@ -1,11 +1,11 @@
-"""What a step costs beside the model: the real engine on a target that answers at once.
+"""Cost of a step without the model: the real engine on a fake target that answers at once.
 
     python benchmarks/step_overhead.py [--steps N] [--turns N] [--out FILE.json] [--plot FILE.png] [--lookup-plot FILE.png]
 
 Parts are medians over the steps of the quietest turn, in microseconds: draft, stage (the cache makes room, the rows are laid
-out), verify, commit, and other (scheduler, stops, text and the engine's loop); the fake forward is left out. Vocabularies differ,
-so that what only the vocabulary needs shows as the difference to the smallest. The lookups of `ngram`, `suffix` and `datastore`
-are timed alone, by the length of the text that is looked up in, or that is written beside the datastore.
+out), verify, commit, and other (scheduler, stops, text and the engine's loop); the fake forward pass is left out. Several
+vocabulary sizes are run: the cost that depends on the vocabulary is the difference to the smallest. The lookups of `ngram`,
+`suffix` and `datastore` are timed alone, by the length of the searched text, or for the datastore of the sequence's own text.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ PHRASES, WORDS, PEAK = 24, 64, 14.0
 
 
 def script(length: int) -> list[int]:
-    """Phrases of a few words in random order: a text in which a lookup is often right and often wrong."""
+    """A text of short phrases in random order, in which a lookup is often right and often wrong."""
     chance = Random(0)
     phrases = [[chance.randrange(WORDS) for _ in range(chance.randint(4, 12))] for _ in range(PHRASES)]
     tokens: list[int] = []
@@ -65,7 +65,7 @@ def script(length: int) -> list[int]:
 
 
 class ScriptedTarget(LanguageModel):
-    """Wants the script's next word at every position: a lookup of a row that lies ready, and nothing else."""
+    """Prefers the script's next word at every position; a forward pass only copies prepared rows of logits."""
 
     name, weights, context_length = "scripted", "fp32", 2**20
     branching, eos_token_ids, weights_bytes = Branching.TREE, frozenset(), 0
@@ -81,7 +81,7 @@ class ScriptedTarget(LanguageModel):
         return DenseCache()
 
     def score(self, step: Step, cache: KVCache, taps: Iterable[int] = ()) -> Scores:
-        # the layout that a forward reads counts as staging
+        # computing the layout for a forward pass counts as staging
         positions = [step.row_positions[row] for row in step.wanted_rows]
         began = perf_counter()
         scores = Scores(self._rows[[self._next[position] for position in positions]])
@@ -90,7 +90,7 @@ class ScriptedTarget(LanguageModel):
 
 
 class Recording(FixedPolicy):
-    """Keeps the timings that policies are shown."""
+    """Keeps the timings that policies get."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -101,7 +101,7 @@ class Recording(FixedPolicy):
 
 
 def measured(drafter: Drafter, vocab_size: int, batch: int, temperature: float, steps: int) -> dict[str, float]:
-    """Medians of one case: microseconds by part and in all, and tau."""
+    """Medians of one case: microseconds by part and in total, and tau."""
     length = 512 + 8 * steps
     target, policy = ScriptedTarget(vocab_size, length), Recording()
     engine = Engine(Speculative(target, drafter, Match(), policy), Tokenizer(resolve(DEFAULT)), Limits(batch, cache_tokens=2**22))
@@ -158,7 +158,7 @@ def stored(folder: Path) -> Datastore:
 
 
 def looked_up(name: str, drafter: Drafter, length: int, repeats: int) -> dict[str, str | float]:
-    """Median microseconds of `propose` after four new tokens, behind a text of `length` tokens, and what its index holds."""
+    """Median microseconds of `propose` after four new tokens, on a text of `length` tokens, and bytes of its index per token."""
     text = script(length + 4 * repeats)
     sequence = Sequence(0, tuple(text[:length]), SamplingParams(), seed=0)
     drafter.propose([sequence], [drafter.budget])

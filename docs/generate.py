@@ -1,4 +1,4 @@
-"""Write docs/methods.md from what the methods say of themselves; `--check` fails where the file is out of date."""
+"""Write docs/methods.md from the docstrings of the methods; `--check` fails if the file is out of date."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ DEFINED = {
     "branching": _BRANCHING,
     "taps": _WORDS,
 }
-"""Where the words of the fields are explained."""
+"""Links to the explanations of words in the fields."""
 _WORDS_OF_A_NAME = 3
-"""Words before a colon that are taken for one."""
+"""Most words before a colon that count as a method's name."""
 _WORD = re.compile(rf"\b({'|'.join(DEFINED)})\b")
 
 
@@ -58,7 +58,7 @@ def page() -> str:
 
 
 def _overview() -> list[str]:
-    """A table of all that drafts, and of all that verifies and decides, each with a link to its entry."""
+    """Tables of all drafters, and of all verifiers and policies, with links to their entries."""
     composed, (drafters, verifiers, policies) = (
         compositions(),
         (described(FAMILIES[f]) for f in ("drafters", "verifiers", "policies")),
@@ -79,7 +79,7 @@ def _overview() -> list[str]:
 
 
 def _links(names: list[str]) -> dict[str, str]:
-    """To entries in the order of the page: of those that would be linked to alike, GitHub counts the later ones."""
+    """Name -> link to its entry. names: in the order of the page, since GitHub numbers repeated anchors."""
     seen = Counter[str]()
     found: dict[str, str] = {}
     for name in names:
@@ -114,7 +114,7 @@ def _entry(row: dict[str, str], chosen: list[Option], shown: tuple[str, ...]) ->
 
 
 def _shown(option: Option) -> str:
-    """`max` (6; 1 to 32)"""
+    """An option with its default and values, such as "`max` (6; 1 to 32)"."""
     return f"`{option.name}` ({default_of(vars(option))}; {option.values})"
 
 
@@ -123,7 +123,7 @@ def _linked(text: str) -> str:
 
 
 def _paragraphs(text: str) -> list[str]:
-    """A docstring's text, a paragraph a line."""
+    """A docstring's text with one line per paragraph."""
     return "\n\n".join(" ".join(part.split()) for part in text.split("\n\n")).splitlines()
 
 

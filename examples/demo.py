@@ -30,7 +30,7 @@ console = Console()
 
 
 def timed(llm: LLM, prompt: str, params: SamplingParams) -> tuple[Completion, float]:
-    """One decoding and its seconds."""
+    """Decode once; returns the completion and its seconds."""
     began = perf_counter()
     completion = llm.generate(prompt, params)[0]
     return completion, perf_counter() - began
@@ -43,8 +43,8 @@ def main() -> int:
     if out and not out.absolute().parent.is_dir():
         parser.error(f"there is no folder {out.absolute().parent}")
     torch.set_num_threads(min(torch.get_num_threads(), 2))
-    # one for each, so that both are as they would be in use: what was learnt of earlier texts stays; but every answer is timed
-    # from nothing, and none finds its prompt read by an earlier turn
+    # an engine for each, so that both are as in real use and keep what they learnt from earlier texts; prefix caching is off, so
+    # that no turn finds its prompt in the cache
     plainly, drafting = (LLM(draft=draft, shortest_prefix=sys.maxsize) for draft in ("none", "auto"))
     params = SamplingParams(max_tokens=96, stop=("\n\n",))
     for llm in (plainly, drafting):

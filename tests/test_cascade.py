@@ -69,7 +69,7 @@ def extended(model: LanguageModel, sequences: list[Sequence], depth: int, cache:
 
 @pytest.mark.parametrize("kind", [MixedDrafter, WrongDrafter])
 @pytest.mark.parametrize("params", PARAMS, ids=["greedy", "sampled", "penalties"])
-def test_the_same_tokens_are_drafted(kind: type[ScriptedDrafter], params: SamplingParams) -> None:
+def test_a_cascade_drafts_the_same_tokens_as_its_model_alone(kind: type[ScriptedDrafter], params: SamplingParams) -> None:
     """Over steps that accept none, some or all of the last draft, for sequences of different lengths side by side."""
     alone, pair = models(kind)
     one, other = alone.new_cache(), pair.new_cache()
@@ -86,7 +86,7 @@ def test_the_same_tokens_are_drafted(kind: type[ScriptedDrafter], params: Sampli
                 cache.truncate(sequence.key, min(cache.length(sequence.key), len(sequence.tokens) - 2))
 
 
-def test_what_comes_true_inside_saves_forwards() -> None:
+def test_drafts_accepted_inside_a_cascade_save_forwards_of_its_model() -> None:
     alone, pair = models(MixedDrafter)
     sequence = Sequence(0, (1, 2, 3), PARAMS[0], 0)
     extended(alone, [sequence], 8, alone.new_cache())
@@ -95,7 +95,7 @@ def test_what_comes_true_inside_saves_forwards() -> None:
 
 
 @pytest.mark.parametrize(("kind", "width"), [(Proposal.IID, 2), (Proposal.POINT, 1)])
-def test_other_drafts_are_the_models_own(kind: Proposal, width: int) -> None:
+def test_a_cascade_drafts_iid_and_point_trees_as_its_model_alone_does(kind: Proposal, width: int) -> None:
     """Draws for a verifier that tests them; and the likeliest tokens for one that wants them of a sampled request."""
     alone, pair = models(MixedDrafter)
     growth = Growth(kind, caterpillar(3, width))
@@ -108,7 +108,7 @@ def test_other_drafts_are_the_models_own(kind: Proposal, width: int) -> None:
     assert made[1].kind is kind
 
 
-def test_greedy_requests_are_drafted_for_ahead_under_any_rule_and_others_beside_them() -> None:
+def test_a_greedy_request_gets_a_cascades_draft_under_a_rule_that_wants_drawn_tokens() -> None:
     """A rule that wants drawn tokens has none drawn for a greedy request, so that one's draft is still a cascade's."""
     growth = Growth(Proposal.IID, caterpillar(8, 1))
     found: list[tuple[list[DraftTree], int]] = []
@@ -183,7 +183,7 @@ def pair_with(drafter: Drafter) -> Cascade:
     return Cascade(Counting(6, seed=3), drafter, Match(), FixedPolicy())
 
 
-def test_what_one_tenant_taught_the_drafter_inside_another_is_not_shown() -> None:
+def test_what_the_inner_drafter_learnt_from_one_tenant_is_not_shown_to_another() -> None:
     inside = RecycleDrafter(RecycleOptions(), 6)
     pair = pair_with(inside)
     cache = pair.new_cache()
@@ -224,7 +224,7 @@ def test_answers_that_ended_are_remembered_inside_until_they_are_forgotten(reaso
     assert not inside._past
 
 
-def test_what_a_drafter_inside_learnt_is_not_held_for_a_sequence() -> None:
+def test_bytes_that_the_inner_drafter_holds_are_not_counted_as_sequence_bytes() -> None:
     """Texts that ended would be given up for it, one after the other, and it would be there still."""
     model = TableModel(6, seed=3)
     pair = Cascade(model.disturbed(0.8), SuffixDrafter(SuffixOptions()), Match(), FixedPolicy())
@@ -251,7 +251,7 @@ def test_a_whole_engine_on_a_cascade_keeps_the_text() -> None:
     assert not pair._shadows
 
 
-def test_a_beginning_that_is_shared_twice_in_one_step_keeps_the_text() -> None:
+def test_a_fork_of_a_fork_within_one_step_drafts_what_the_first_fork_does() -> None:
     """What was given a moment ago, and not looked at yet, is given on as what it is."""
     model = TableModel(6, seed=3)
     pair = Cascade(model.disturbed(0.8), NgramDrafter(Options(max=2, min=1)), Match(), FixedPolicy())
@@ -301,7 +301,7 @@ READERS: dict[str, tuple[Callable[[], Drafter], type, str]] = {
 
 
 @pytest.mark.parametrize("name", READERS)
-def test_what_is_read_for_a_draft_is_no_more_behind_a_long_text(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_inner_drafter_reads_no_more_tokens_per_draft_behind_a_long_text(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tokens that the drafter inside takes in, each draft ahead being cut back: no text is read from its beginning again."""
     made, reader, method = READERS[name]
     plain, read = getattr(reader, method), Counter[str]()
@@ -335,14 +335,14 @@ def test_what_is_read_for_a_draft_is_no_more_behind_a_long_text(name: str, monke
     assert most(2000) < 20 > most(200)
 
 
-def test_a_pair_is_not_asked_to_tell_of_its_own_logits() -> None:
+def test_requests_inside_a_cascade_ask_for_no_log_probabilities() -> None:
     params = SamplingParams(logprobs=2, prompt_logprobs=0, temperature=0.5)
     shadow = _Shadow.of(Sequence(0, (1, 2, 3), params, 0)).sequence
     assert not shadow.tells_prompt
     assert (shadow.params.logprobs, shadow.params.temperature) == (None, 0.5)
 
 
-def test_what_is_looked_up_may_hold_tokens_that_the_model_lacks() -> None:
+def test_a_reference_may_hold_tokens_that_the_cascades_model_lacks() -> None:
     """A reference is of the target's vocabulary, which may be padded further than the model's."""
 
     class Strict(TableModel):
@@ -389,7 +389,7 @@ def test_logits_that_are_not_numbers_end_the_draft_of_their_request_alone() -> N
             cache.truncate(sequence.key, min(cache.length(sequence.key), len(sequence.tokens) - 4))
 
 
-def test_prompts_of_a_batch_are_read_as_many_rows_at_a_time_as_one() -> None:
+def test_the_prompts_of_a_batch_are_read_in_forwards_of_bounded_rows() -> None:
     model = Watched(6, seed=3)
     pair = Cascade(model, NgramDrafter(Options()), Match(), FixedPolicy())
     prompts = [tuple((key + at) % 6 for at in range(100)) for key in range(16)]

@@ -74,7 +74,7 @@ def test_generate_json_is_one_line_with_the_promised_fields(monkeypatch, capsys,
     assert json.loads(capsys.readouterr().out)["token_ids"] == answer["token_ids"]
 
 
-def test_what_shapes_the_law_of_an_answer_has_options_named_as_in_the_library(monkeypatch, capsys, models) -> None:
+def test_sampling_options_of_generate_have_the_names_and_effects_of_sampling_params(monkeypatch, capsys, models) -> None:
     from paceline import LLM, SamplingParams
 
     shape = {"min_p": 0.05, "repetition_penalty": 1.5, "presence_penalty": 0.5, "frequency_penalty": 0.25}
@@ -168,7 +168,7 @@ def test_check_exits_1_and_says_where_when_the_text_differs(monkeypatch, capsys,
     assert "token" in said
 
 
-def test_there_is_no_flag_for_what_cannot_be_had_yet(monkeypatch, capsys) -> None:
+def test_there_is_no_approximate_option_and_help_does_not_mention_approximations(monkeypatch, capsys) -> None:
     """No approximation of a target can be served: none is in the table, so nothing speaks of one."""
     for command in ("generate", "methods"):
         assert run(monkeypatch, command, "--help") == 0
@@ -196,7 +196,7 @@ def test_methods_speak_json(monkeypatch, capsys) -> None:
     assert "a+b" in said
 
 
-def test_one_method_is_told_in_full(monkeypatch, capsys) -> None:
+def test_methods_with_a_name_describes_that_method_and_all_its_options(monkeypatch, capsys) -> None:
     assert run(monkeypatch, "methods", "--json") == 0
     for rows in json.loads(capsys.readouterr().out).values():
         for row in rows:
@@ -343,7 +343,7 @@ def test_prompts_may_be_those_of_a_benchmark(monkeypatch, capsys, models, tmp_pa
 
 
 @pytest.mark.parametrize("wrong", [("--temperature", "nan"), ("--temperature", "-3"), ("--temperature", "0", "--top-p", "7")])
-def test_nothing_is_checked_at_a_temperature_that_is_none(monkeypatch, capsys, models, wrong: tuple[str, ...]) -> None:
+def test_check_refuses_sampling_parameters_out_of_range(monkeypatch, capsys, models, wrong: tuple[str, ...]) -> None:
     assert run(monkeypatch, "check", models[0], "--max-tokens", "2", *wrong) == 2
     assert len(capsys.readouterr().err.strip().splitlines()) == 1
 
@@ -381,7 +381,7 @@ def test_a_row_of_prompts_ends_where_its_line_does(monkeypatch, capsys, models, 
     ],
     ids=" ".join,
 )
-def test_what_has_no_end_is_not_read_on_and_on(monkeypatch, capsys, command: tuple[str, ...]) -> None:
+def test_a_file_without_an_end_is_refused_in_one_sentence(monkeypatch, capsys, command: tuple[str, ...]) -> None:
     assert run(monkeypatch, *command) == 2
     said = capsys.readouterr().err
     assert "/dev/zero" in said

@@ -119,7 +119,7 @@ def test_ctrl_c_ends_the_chat_at_its_prompt_and_where_nobody_types(monkeypatch, 
     assert run(monkeypatch, "chat", models[0], "--draft", "none", "--max-tokens", "4") == 130
 
 
-def test_what_a_system_message_says_is_never_cut(monkeypatch, capsys, models) -> None:
+def test_the_system_message_is_kept_when_old_exchanges_are_cut(monkeypatch, capsys, models) -> None:
     asked = conversations(monkeypatch)
     monkeypatch.setattr("sys.stdin", io.StringIO("\n".join([*["the thing in the inn " * 3] * 12, "", ""])))
     assert run(monkeypatch, "chat", models[0], "--draft", "none", "--max-tokens", "8", "--system", "the inn") == 0

@@ -51,7 +51,7 @@ def test_an_interrupt_while_modules_are_imported_ends_it_at_once(target: str, na
     assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "")
 
 
-def test_whoever_ignores_interrupts_is_not_ended_by_one(target: str) -> None:
+def test_a_process_that_ignores_sigint_is_not_ended_by_one(target: str) -> None:
     ended = interrupted("torch", "SIG_IGN", target)
     assert ended.returncode == 0
     assert ended.stdout
@@ -85,13 +85,15 @@ def test_an_interrupt_of_an_answer_is_raised_where_it_can_be_cleared_up(
         (["serve"], "paceline.serve.settings.load"),
     ],
 )
-def test_so_is_one_of_any_other_work(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, command: list[str], work: str) -> None:
+def test_an_interrupt_of_datastore_bench_or_serve_exits_with_130(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, command: list[str], work: str
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(work, lambda *_, **__: signal.raise_signal(signal.SIGINT))
     assert run(monkeypatch, *command) == 130
 
 
-def test_so_is_one_while_compilers_run_beside_a_load(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_is_raised_while_kernels_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     found = []
 
     def compile(*_: object) -> None:

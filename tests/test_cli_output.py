@@ -50,7 +50,7 @@ def test_a_reader_who_has_gone_is_told_nothing(target: str, kind: str) -> None:
     assert "Exception" not in ended.stderr
 
 
-def test_a_verdict_is_not_taken_for_a_reader_who_has_gone(target: str) -> None:
+def test_check_on_a_closed_pipe_exits_with_none_of_its_verdicts(target: str) -> None:
     end, pipe = os.pipe()
     os.close(end)
     command = [*PACELINE, "check", target, "--draft", "ngram", "--max-tokens", "4", "--temperature", "0"]
@@ -60,7 +60,7 @@ def test_a_verdict_is_not_taken_for_a_reader_who_has_gone(target: str) -> None:
 
 
 @pytest.mark.skipif(not FULL.exists(), reason="this system has no device that is always full")
-def test_a_mistake_is_one_though_nobody_can_be_told() -> None:
+def test_a_mistake_exits_with_2_where_standard_error_cannot_be_written() -> None:
     command = [*PACELINE, "generate", "/no/such/folder", "-p", "x"]
     with FULL.open("w") as full:
         assert subprocess.run(command, stdout=subprocess.DEVNULL, stderr=full, check=False).returncode == 2
@@ -68,7 +68,7 @@ def test_a_mistake_is_one_though_nobody_can_be_told() -> None:
 
 
 @pytest.mark.parametrize("kind", ["short", "long", "typed", "answer"])
-def test_what_nobody_can_read_is_not_done(target: str, kind: str) -> None:
+def test_a_command_with_standard_output_closed_exits_with_2_and_one_sentence(target: str, kind: str) -> None:
     command = ["sh", "-c", '"$@" >&-', "sh", *PACELINE, *commands(target)[kind]]
     ended = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
     assert ended.stderr == "paceline: the output cannot be written: standard output is closed\n"
@@ -84,7 +84,7 @@ def test_characters_that_the_output_has_not_are_written_by_their_number(target: 
     assert b"Traceback" not in ended.stderr
 
 
-def test_what_ends_an_answer_is_said_on_a_line_of_its_own(
+def test_the_error_that_ends_an_answer_is_printed_on_its_own_line(
     target: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def steps(self: LLM, *_: object) -> Iterator[Progress]:

@@ -55,7 +55,7 @@ def test_a_prompt_is_read_but_for_the_line_break_at_its_end(
     ("content", "expected"),
     [(b"", "holds no text"), (b"\n", "holds no text"), (b"the \xff", "is not UTF-8 text: see byte 4"), (b"x" * 12, "is larger")],
 )
-def test_what_cannot_be_a_prompt_gets_one_sentence_and_exit_code_2(
+def test_an_empty_undecodable_or_too_large_prompt_gets_one_sentence_and_exit_code_2(
     monkeypatch, capsys, target: str, tmp_path: Path, content: bytes, expected: str
 ) -> None:
     monkeypatch.setattr("paceline.cli.generate._LARGEST_BYTES", 10)

@@ -19,7 +19,7 @@ def told(root: Path, files: dict[str, str]) -> Path:
     return root
 
 
-def test_nothing_is_limited_where_nothing_is_told(tmp_path: Path) -> None:
+def test_without_control_groups_processor_and_memory_are_unlimited(tmp_path: Path) -> None:
     assert processor_limit(tmp_path) == memory_left(tmp_path) == inf
 
 

@@ -1,4 +1,4 @@
-"""Drafters beside the one that is named, and drafters for requests that name them."""
+"""Extra and offered drafters: those beside the drafter of the spec, and those that requests choose by name."""
 
 from __future__ import annotations
 
@@ -35,14 +35,16 @@ def test_requests_choose_their_drafters(llm: LLM) -> None:
     assert len({tuple(sequence.tokens) for sequence in sequences}) == 1
 
 
-def test_what_is_named_twice_is_built_once(llm: LLM) -> None:
+def test_a_drafter_that_is_named_and_also_offered_is_built_once(llm: LLM) -> None:
     drafter = llm.engine.speculative.drafter
     assert [part.name for part in drafter.parts] == ["reference", "grammar", "ngram", "lookahead", "suffix"]
     assert llm.draft_name == "ngram"
     assert llm.engine.speculative.on_request == {"lookahead", "suffix"}
 
 
-def test_a_drafter_that_nobody_names_is_asked_nothing_and_told_nothing(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_drafter_that_no_request_names_observes_nothing_unless_it_learns_from_all_answers(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
     told = dict.fromkeys(("lookahead", "suffix"), 0)
     for part in llm.engine.speculative.drafter.parts:
         if part.name in told:

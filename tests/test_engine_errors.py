@@ -106,7 +106,7 @@ def test_every_rule_says_whose_logits_are_not_numbers(rule: str) -> None:
     assert (healthy.finish_reason, greedy.finish_reason, faulty.finish_reason) == ("length", "length", "abort")
 
 
-def test_whoever_asked_the_server_is_told_why_it_was_given_up() -> None:
+def test_the_server_reports_the_error_of_a_request_whose_logits_are_not_numbers() -> None:
     engine = engine_of(FaultyModel(6))
     sequence = engine.add([BAD, 1, 1], PARAMS)
     running = Running(0, Ask(sequence.prompt, PARAMS), sequence, {}, 0.0)
@@ -145,7 +145,7 @@ def failing_once(monkeypatch: pytest.MonkeyPatch, owner: object, name: str, when
 
 @pytest.mark.parametrize("drafts", range(3))
 @pytest.mark.parametrize("where", ["policy.observe", "costs.observe", "cache.commit", "_commit", "verifier"])
-def test_whatever_interrupts_a_step_the_next_goes_on(where: str, drafts: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_interrupted_at_any_point_changes_no_text(where: str, drafts: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """One request ends in the step that fails, another goes on."""
     model = TableModel(6)
     short = PARAMS.model_copy(update={"max_tokens": 4})
@@ -175,7 +175,7 @@ def test_whatever_interrupts_a_step_the_next_goes_on(where: str, drafts: int, mo
     assert idle(engine)
 
 
-def test_a_request_that_ended_in_a_step_that_failed_can_be_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_that_ended_in_an_interrupted_step_can_be_aborted(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = engine_of(TableModel(6))
     sequence = engine.add([1, 2, 3], PARAMS.model_copy(update={"max_tokens": 1}))
     failing_once(monkeypatch, engine.speculative.policy, "observe")
@@ -223,7 +223,9 @@ def test_log_probabilities_are_told_once_whatever_interrupts(where: str, monkeyp
 
 @pytest.mark.parametrize("owner", ["cache", "drafter"])
 @pytest.mark.parametrize("taken", [False, True])
-def test_whoever_is_interrupted_on_its_way_in_waits_on(taken: bool, owner: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_interrupted_during_admission_waits_and_is_served(
+    taken: bool, owner: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """taken: the text that ended is taken over and not copied."""
     model, prompt = TableModel(6), [n * n % 5 for n in range(30)]
     engine = engine_of(model, NgramDrafter(NgramOptions(max=3, min=1)), Limits(shortest_prefix=4))
@@ -245,9 +247,7 @@ def test_whoever_is_interrupted_on_its_way_in_waits_on(taken: bool, owner: str, 
 
 
 @pytest.mark.parametrize("where", ["move", "truncate"])
-def test_a_text_that_was_being_taken_over_when_it_was_interrupted_is_held_no_longer(
-    where: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_kept_text_is_released_if_its_takeover_is_interrupted(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = engine_of(TableModel(6), None, Limits(shortest_prefix=4))
     first, other = (engine.add([at * n * n % 5 for n in range(30)], PARAMS) for at in (1, 2))
     ended(engine, [first, other])
@@ -264,7 +264,7 @@ def test_a_text_that_was_being_taken_over_when_it_was_interrupted_is_held_no_lon
     assert (prefixes.kept_tokens, prefixes._trees) == (0, {})
 
 
-def test_whoever_is_interrupted_on_its_way_in_can_be_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_interrupted_during_admission_can_be_aborted(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = engine_of(TableModel(6), None, Limits(shortest_prefix=4))
     prompt = [n * n % 5 for n in range(30)]
     ended(engine, [engine.add(prompt, PARAMS)])
@@ -277,7 +277,7 @@ def test_whoever_is_interrupted_on_its_way_in_can_be_left(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("where", ["end", "_show", "_free"])
-def test_whoever_is_interrupted_on_its_way_out_leaves_nothing_behind(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_interrupted_while_it_ends_leaves_nothing_behind(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = engine_of(TableModel(6), NgramDrafter(NgramOptions(max=3, min=1)), Limits(shortest_prefix=4))
     prompt = [n * n % 5 for n in range(30)] if where != "_free" else [1]
     sequence = engine.add(prompt, PARAMS.model_copy(update={"max_tokens": 2}))
@@ -292,7 +292,7 @@ def test_whoever_is_interrupted_on_its_way_out_leaves_nothing_behind(where: str,
     assert not engine.prefixes._running
 
 
-def test_of_two_that_end_in_a_step_that_fails_both_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_requests_that_end_in_an_interrupted_step_are_both_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = engine_of(TableModel(6))
     short = PARAMS.model_copy(update={"max_tokens": 3})
     sequences = [engine.add(prompt, short) for prompt in ((1, 2, 3), (2, 2))]
@@ -306,7 +306,7 @@ def test_of_two_that_end_in_a_step_that_fails_both_are_told(monkeypatch: pytest.
 
 @pytest.mark.parametrize("where", ["propose", "observe", "truncate", "fork", "move", "settle", "release"])
 @pytest.mark.parametrize("behind", [False, True])
-def test_a_drafter_that_raises_costs_nobody_its_text(where: str, behind: bool) -> None:
+def test_a_drafter_that_raises_changes_no_text(where: str, behind: bool) -> None:
     """At each of its calls in turn, before or behind what it does there; texts are shared, and cache is short."""
     model, beginning = TableModel(6), [n * n % 5 for n in range(9)]
     prompts = [beginning, [*beginning, 3], [2, 4, 4], [*beginning[:6], 4, 1], [*beginning, 3]]
@@ -375,7 +375,7 @@ def test_an_interrupted_draft_of_a_cascade_leaves_the_next_steps_their_text(monk
     assert idle(engine)
 
 
-def test_of_a_request_that_ended_nothing_is_held_that_no_other_can_use() -> None:
+def test_the_reference_drafter_holds_nothing_of_ended_requests() -> None:
     engine = engine_of(TableModel(6), ReferenceDrafter(ReferenceOptions()), Limits(shortest_prefix=4))
     for number in range(10):
         sequence = engine.add([number % 5, *([n * n % 5 for n in range(20)])], PARAMS, reference=[1, 2, 3] * 700)

@@ -131,7 +131,7 @@ ENDS = {
 
 
 @pytest.mark.parametrize("kind", ENDS)
-def test_whoever_says_that_memory_has_ended_is_understood(kind: str) -> None:
+def test_every_kind_of_out_of_memory_error_is_recognised(kind: str) -> None:
     assert memory_ended(ENDS[kind]())
     assert not memory_ended(RuntimeError("shapes do not fit"))
 
@@ -150,9 +150,7 @@ class NarrowModel(TableModel):
 
 
 @pytest.mark.parametrize("kind", ENDS)
-def test_a_request_whose_drafts_are_too_much_goes_on_without_and_they_are_tried_ever_more_rarely(
-    kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_drafts_that_find_no_memory_are_dropped_and_retried_ever_more_rarely(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scheduler, "_EASED_STEPS", 8)
     params, model = PARAMS.model_copy(update={"max_tokens": 80}), NarrowModel(5)
     model.kind = kind
@@ -203,7 +201,7 @@ def test_where_memory_ends_once_an_answer_has_ended_nobody_is_given_up(kind: str
 
 @pytest.mark.parametrize("owner", ["cache", "drafter"])
 @pytest.mark.parametrize("holding", ["ended", "in flight", "ended beside another"])
-def test_whoever_cannot_be_let_in_for_want_of_memory_waits_and_is_served(
+def test_a_request_that_cannot_be_admitted_for_lack_of_memory_waits_and_is_served(
     holding: str, owner: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """There is never memory for the copy of a beginning, so at last it is read again or taken over. holding: who has
@@ -284,7 +282,7 @@ class PassinglyShortModel(TableModel):
         return super().score(step, cache, taps)
 
 
-def test_one_shortage_makes_the_engine_small_for_a_while_only() -> None:
+def test_a_passing_memory_shortage_lowers_the_cache_limit_only_for_a_while() -> None:
     model, long = PassinglyShortModel(6), PARAMS.model_copy(update={"max_tokens": 2_500})
     engine = engine_of(model, limits=Limits(batch=8, chunk=64, cache_tokens=65_536))
     two = [engine.add([n, 1, 2, 3], long) for n in range(2)]
@@ -302,7 +300,7 @@ def test_one_shortage_makes_the_engine_small_for_a_while_only() -> None:
     assert engine.scheduler.limits.cache_tokens == 65_536
 
 
-def test_a_device_that_stays_too_full_is_tried_ever_more_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cache_limit_is_raised_ever_more_rarely_on_a_device_that_stays_full(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scheduler, "_EASED_STEPS", 8)
     engine = engine_of(CrampedModel(5), limits=Limits(batch=4, chunk=64, cache_tokens=10_000, shortest_prefix=500))
     failed, bound = list[int](), engine.scheduler.bound

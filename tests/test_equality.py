@@ -96,7 +96,7 @@ def texts(sequences: list[Sequence]) -> list[list[int]]:
 
 
 @pytest.mark.parametrize(("draft", "count", "settings"), QUICK + WHOLE)
-def test_the_text_of_plain_decoding(
+def test_every_drafter_and_engine_setting_gives_the_text_of_plain_decoding(
     llm: LLM, plain: dict[tuple[float, int], list[list[int]]], draft: str, count: int, settings: list[Setting]
 ) -> None:
     asked, accepted = prompts(llm, count), 0
@@ -121,7 +121,7 @@ def test_the_text_of_plain_decoding(
 
 
 @pytest.mark.parametrize("weights", WEIGHTS)
-def test_the_text_of_plain_decoding_in_every_format(weights: str) -> None:
+def test_drafts_keep_the_text_of_plain_decoding_in_every_weight_format(weights: str) -> None:
     llm = LLM(draft="none", weights=weights)
     asked = prompts(llm, 4)
     alone = Engine(llm.engine.speculative, llm.tokenizer, Limits(1, 512, 65536, 1 << 20))

@@ -62,7 +62,7 @@ SHARP = [
 
 
 @pytest.mark.parametrize(("draft", "rule"), DRAWN)
-def test_what_is_drawn_has_a_probability_however_sharp_the_row(draft: str, rule: str) -> None:
+def test_drawn_drafts_of_very_sharp_rows_are_verified_without_error(draft: str, rule: str) -> None:
     asked = [
         SamplingParams(**{"temperature": 1.0, "max_tokens": 24, "seed": seed, **sharp}) for sharp in SHARP for seed in (0, 1)
     ]
@@ -70,7 +70,7 @@ def test_what_is_drawn_has_a_probability_however_sharp_the_row(draft: str, rule:
     assert all(answer.finish_reason in ("length", "stop") for answer in answers)
 
 
-def test_the_likeliest_is_that_of_what_is_drawn_from_and_not_of_the_logits() -> None:
+def test_spechub_agrees_on_the_hub_where_two_logits_differ_and_their_probabilities_do_not() -> None:
     """Where two logits differ and their shares at a high temperature do not, the first of them is the hub for both sides."""
     llm = LLM(draft="model:width=2", verify="spechub")
     prompt, (part,) = llm.encode("Once upon a time"), llm.engine.speculative.drafter.parts

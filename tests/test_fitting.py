@@ -97,26 +97,26 @@ def test_trees_that_were_asked_for_are_refused_where_they_would_be_cut(spec: str
 
 @pytest.mark.parametrize("branching", CHAINS)
 @pytest.mark.parametrize("spec", UNASKED)
-def test_what_merely_may_branch_is_served_as_chains(spec: str, branching: Branching) -> None:
+def test_a_drafter_that_was_not_asked_for_trees_drafts_chains_on_a_chain_only_target(spec: str, branching: Branching) -> None:
     drafter, _ = build_drafters(spec, (), (), surroundings(branching))
     assert not drafter.trees_by
 
 
-def test_in_a_cascade_it_is_the_draft_that_verifies() -> None:
+def test_trees_inside_a_cascade_are_refused_by_what_its_model_can_verify() -> None:
     around = surroundings(drafts=Branching.CHAIN)
     build_drafters("ngram^model:x", (), (), around)
     with pytest.raises(SpecError, match="leave out width=4"):
         build_drafters("unigram:width=4^model:x", (), (), around)
 
 
-def test_each_of_several_beside_a_draft_is_a_part() -> None:
+def test_each_drafter_of_an_extra_sum_becomes_a_part_of_its_own() -> None:
     """A policy knows drafters by the names that their nodes bear."""
     drafter, _ = build_drafters("ngram", ["suffix+recycle"], (), surroundings())
     assert [part.name for part in drafter.parts] == ["suffix", "recycle", "ngram"]
 
 
 @pytest.mark.parametrize(("spec", "extra"), [("model:x", ["model:y"]), ("ngram", ["model:x", "model:y"])])
-def test_of_two_of_one_name_none_is_dropped_in_silence(spec: str, extra: list[str]) -> None:
+def test_two_different_drafters_of_one_name_are_refused(spec: str, extra: list[str]) -> None:
     with pytest.raises(SpecError, match="'model:y' cannot be an extra drafter: there is another one of the name 'model'"):
         build_drafters(spec, extra, (), surroundings())
     drafter, _ = build_drafters("ngram+model:x", ["ngram", *map(IfItFits, extra)], (), surroundings())
@@ -182,7 +182,7 @@ def test_layers_that_a_target_does_not_have_are_refused_at_load(tapping: type[Dr
     assert left.name == "ngram"
 
 
-def test_a_target_that_is_asked_for_its_layers_forgets_the_question(
+def test_checking_a_targets_layers_for_taps_leaves_nothing_in_its_cache(
     tapping: type[Drafter], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target = TableModel(7)

@@ -137,7 +137,7 @@ def test_look_ups_bring_what_the_grammar_allows(temperature: float, monkeypatch:
     assert seen[0] > 50
 
 
-def test_what_a_grammar_can_read_is_what_it_allows_one_after_another() -> None:
+def test_the_readable_length_of_a_path_is_what_the_masks_allow_token_by_token() -> None:
     """Behind any beginning of an answer, of tokens that it allows and others."""
     stream, ends = Random(0), frozenset({EOS})
     grammars = Grammars(tokenizer(), VOCABULARY + 5, ends)
@@ -165,7 +165,7 @@ def test_what_a_grammar_can_read_is_what_it_allows_one_after_another() -> None:
 
 
 @embedded
-def test_what_is_forced_is_always_accepted() -> None:
+def test_tokens_that_the_grammar_forces_are_always_accepted() -> None:
     found = llm("grammar").generate(PROMPTS, params("schema", 1.0))
     drafted = sum(one.speculation.draft_tokens for one in found)
     assert drafted == sum(one.speculation.accepted_tokens for one in found) > 20
@@ -332,7 +332,7 @@ def test_an_answer_may_be_cut_short_by_its_length_or_a_stop() -> None:
     assert stopped.finish_reason == "stop"
 
 
-def test_an_answer_that_would_take_too_much_ends_by_its_length() -> None:
+def test_an_answer_whose_grammar_gets_too_costly_ends_with_reason_length() -> None:
     greedy = Grammar(kind="regex", text="((((a{1,1000}){1,1000}){1,1000}){1,1000})")
     model = model_of()
     found = one_of(model, greedy, max_tokens=150, logit_bias={EOS: -100.0})
@@ -342,7 +342,7 @@ def test_an_answer_that_would_take_too_much_ends_by_its_length() -> None:
 
 
 @pytest.mark.parametrize("at", [0, 2, 5])
-def test_a_step_that_fails_leaves_no_place_ahead_of_the_text(at: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_step_leaves_the_grammar_at_the_committed_text(at: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Wherever a step breaks off, the next one goes on from what was committed."""
     model = model_of()
     plain_one = one_of(model, WORDS)

@@ -89,7 +89,7 @@ def test_greedy_choices_at_a_temperature_know_no_noise(shape: Shape) -> None:
 
 
 @pytest.mark.parametrize("size", [7, 9000])
-def test_a_coupled_confidence_is_the_share_of_what_was_chosen_by(size: int) -> None:
+def test_a_coupled_confidence_is_the_softmax_share_of_the_noised_scores(size: int) -> None:
     """Of a large vocabulary what is far from the best is left out: a guess, that only costs or saves time."""
     model, owner = TableModel(7, seed=2), Sequence(0, (3, 1, 2), SamplingParams(temperature=0.8), seed=5)
     if size > 7:
@@ -124,7 +124,7 @@ def test_drawn_trees_record_the_distribution_of_every_node_with_children(
 @pytest.mark.parametrize("params", PARAMS, ids=NAMES)
 @pytest.mark.parametrize("shape", [*SHAPES, None], ids=lambda shape: len(shape) if shape else "dynamic")
 @pytest.mark.parametrize("size", [7, 9000])
-def test_a_level_ranked_where_its_rows_lie_is_ranked_alike(
+def test_a_level_ranked_on_the_device_gives_the_same_tree(
     params: SamplingParams, shape: Shape | None, size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on a GPU: all nodes of all drafts at once, and nothing but tokens and shares is read."""
@@ -142,7 +142,7 @@ def test_a_level_ranked_where_its_rows_lie_is_ranked_alike(
 
 
 @pytest.mark.parametrize("sick", [math.nan, -math.inf, math.inf])
-def test_a_row_without_numbers_brings_nothing_wherever_it_is_ranked(sick: float) -> None:
+def test_a_row_that_holds_no_numbers_ranks_no_tokens_alone_or_together(sick: float) -> None:
     rows = torch.full((2, 7), sick)
     rows[1] = torch.arange(7.0)
     for noise in (None, Noise(1, 5)):
@@ -245,7 +245,7 @@ def test_an_amateur_shows_its_own_distribution_everywhere(params: SamplingParams
 
 
 @pytest.mark.parametrize("params", [PARAMS[0], EVERYTHING], ids=["greedy", "sampled"])
-def test_an_amateur_shows_as_much_where_its_tree_is_dynamic(params: SamplingParams) -> None:
+def test_an_amateur_shows_its_distribution_at_every_node_of_a_dynamic_tree(params: SamplingParams) -> None:
     model, owner = TableModel(7, seed=3), Sequence(0, (4, 1, 2), params, seed=8)
     (tree,) = extended(model, [owner], Growth(Proposal.POINT, width=3, amateur=True), Budget(7, 3))
     assert len(tree) == 8
@@ -319,7 +319,7 @@ def test_a_dynamic_tree_at_a_temperature_is_coupled() -> None:
 
 
 @pytest.mark.parametrize("kind", DRAWN)
-def test_no_tree_of_drawn_tokens_grows_by_their_values(kind: Proposal) -> None:
+def test_a_dynamic_tree_of_drawn_tokens_is_refused(kind: Proposal) -> None:
     with pytest.raises(ValueError, match="settled before"):
         Growth(kind, width=3)
 
@@ -379,7 +379,7 @@ def test_a_draft_ends_where_its_text_would(shape: Shape, kind: Proposal) -> None
 
 @pytest.mark.parametrize("vocab_size", [4, 12])
 @pytest.mark.parametrize("kind", [Proposal.COUPLED, *DRAWN])
-def test_the_vocabulary_of_the_target_decides(kind: Proposal, vocab_size: int) -> None:
+def test_drafts_and_proposals_keep_to_the_vocabulary_of_the_target(kind: Proposal, vocab_size: int) -> None:
     model, owner = TableModel(7, seed=3), Sequence(0, (3, 1, 2), SamplingParams(temperature=2.0), seed=6)
     (tree,) = extended(model, [owner], Growth(kind, caterpillar(6, 2)), vocab_size=vocab_size)
     assert max(tree.tokens[1:]) < min(vocab_size, 7)

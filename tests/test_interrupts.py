@@ -16,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("ctrl_c_is_heard")
 PARAMS = SamplingParams(max_tokens=24, ignore_eos=True)
 
 
-def test_an_interrupt_waits_until_the_end() -> None:
+def test_an_interrupt_within_deferred_is_raised_at_its_end() -> None:
     passed = list[str]()
 
     def interrupted() -> None:
@@ -30,7 +30,7 @@ def test_an_interrupt_waits_until_the_end() -> None:
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_whoever_handles_interrupts_is_told_then() -> None:
+def test_a_custom_sigint_handler_is_called_at_the_end_of_deferred() -> None:
     told = list[int]()
     before = signal.signal(signal.SIGINT, lambda number, _: told.append(number))
     try:
@@ -47,7 +47,9 @@ def test_whoever_handles_interrupts_is_told_then() -> None:
 
 
 @pytest.mark.parametrize("where", ["_commit", "_drafting.draft", "cache.commit", "policy.observe"])
-def test_an_interrupt_in_a_step_is_raised_behind_it(where: str, tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_in_a_step_is_raised_after_it_and_changes_no_text(
+    where: str, tmp_path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """And harms nobody: a request of another thread goes on, and so does whoever was interrupted."""
     llm = LLM(save_pair(tmp_path)[0], "ngram")
     alone = [llm.generate(prompt, PARAMS)[0].token_ids for prompt in ("the thin thin", "this")]

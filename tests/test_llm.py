@@ -217,7 +217,7 @@ def test_another_drafter_ends_what_was_in_flight(llm: LLM) -> None:
     assert idle(llm)
 
 
-def test_a_stream_from_before_another_drafter_ends_none_from_after_it(llm: LLM) -> None:
+def test_closing_a_stream_from_before_a_change_of_drafter_ends_no_later_stream(llm: LLM) -> None:
     before = llm.stream("the", PARAMS)
     next(before)
     llm.use("none")
@@ -417,7 +417,7 @@ def test_an_interrupted_step_leaves_the_texts_right(llm: LLM, monkeypatch: pytes
     assert list(stream)[-1].text == alone
 
 
-def test_tau_counts_what_the_answer_holds(folder: Path) -> None:
+def test_emitted_tokens_count_only_tokens_of_the_answer(folder: Path) -> None:
     llm = LLM(str(folder), f"model:{folder},depth=8")
     plain = llm.generate("the thin", SamplingParams(max_tokens=12))[0]
     assert plain.speculation.emitted_tokens == len(plain.token_ids)
@@ -474,7 +474,7 @@ def test_an_answer_says_what_it_keeps_of_plain_decoding(verify: str, temperature
     assert summary(answer, "ngram", 1.0).endswith(told[keeps])
 
 
-def test_what_type_checkers_are_told_of_sampling_is_what_there_is() -> None:
+def test_the_typed_signature_of_sampling_params_lists_its_fields_and_defaults() -> None:
     (made,) = [node for node in ast.walk(ast.parse(Path(params.__file__).read_text())) if getattr(node, "name", "") == "__init__"]
     assert isinstance(made, ast.FunctionDef)
     told = {one.arg: default for one, default in zip(made.args.kwonlyargs, made.args.kw_defaults, strict=True)}

@@ -75,13 +75,13 @@ def test_each_token_has_its_own_forward_s_log_probability(llm: LLM, draft: str, 
             assert [lp for _, lp in one.top] == pytest.approx(sorted(row, reverse=True)[: len(one.top)], abs=1e-5)
 
 
-def test_nothing_is_told_unasked(llm: LLM) -> None:
+def test_log_probabilities_are_absent_where_not_asked_for(llm: LLM) -> None:
     for sequence in run(llm, "ngram", SamplingParams(max_tokens=4), Limits()):
         assert sequence.logprobs == []
         assert sequence.prompt_logprobs == []
 
 
-def test_told_counts_ties_by_id() -> None:
+def test_tied_tokens_share_a_rank_and_are_listed_by_id() -> None:
     one = token_logprobs(np.array([0.0, 2.0, 2.0, -1.0], np.float32), 2, 4)
     total = math.log(2 * math.exp(2) + 1 + math.exp(-1))
     assert one.rank == 1
@@ -95,7 +95,7 @@ def test_told_counts_ties_by_id() -> None:
     [token_logprobs, lambda row, token, count: compiled_token_logprobs(row[None], [token], count)[0]],
     ids=["numpy", "compiled"],
 )
-def test_of_many_equals_the_first_are_told(tells: Any) -> None:
+def test_of_many_tied_tokens_the_lowest_ids_are_listed(tells: Any) -> None:
     row = np.zeros(1000, np.float32)
     row[7] = 1.0
     assert [token for token, _ in tells(row, 7, 5).top] == [7, 0, 1, 2, 3]

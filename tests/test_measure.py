@@ -82,7 +82,7 @@ def test_what_was_measured_is_read_at_the_next_start(folder: Path, machine: Mach
     assert second.costs.drafts["model"].points == pytest.approx(first.costs.drafts["model"].points)
 
 
-def test_what_a_busy_machine_took_does_not_last(folder: Path, machine: Machine) -> None:
+def test_costs_measured_on_a_busy_machine_are_corrected_at_the_next_starts(folder: Path, machine: Machine) -> None:
     """While it was busy a further row cost a third of the first one, and was measured so."""
     machine.row_s = 0.3
     measure.measure(pair(), 4096, "a")
@@ -99,7 +99,7 @@ def test_what_a_busy_machine_took_does_not_last(folder: Path, machine: Machine) 
     assert speculative.costs.curve(16) == pytest.approx(1.3)
 
 
-def test_a_machine_that_is_busy_now_changes_nothing(folder: Path, machine: Machine) -> None:
+def test_a_start_on_a_busy_machine_keeps_the_costs_on_disk(folder: Path, machine: Machine) -> None:
     measure.measure(pair(), 4096, "a")
     (file,) = folder.iterdir()
     kept = file.read_text()
@@ -145,7 +145,7 @@ def test_where_nothing_can_be_written_it_is_measured_every_time(tmp_path: Path, 
     assert speculative.costs.curve
 
 
-def test_a_short_context_is_no_obstacle(folder: Path) -> None:
+def test_costs_are_measured_within_a_short_context(folder: Path) -> None:
     model = TableModel(6, context_length=20)
     speculative = Speculative(model, NgramDrafter(Options()), Match(), adaptive.build(adaptive.Options()))
     measure.measure(speculative, 20, "ngram")
@@ -153,7 +153,7 @@ def test_a_short_context_is_no_obstacle(folder: Path) -> None:
     assert speculative.costs.drafts == {}
 
 
-def test_a_context_without_room_for_a_token_is_none_either(folder: Path) -> None:
+def test_a_context_of_one_token_is_measured_at_nothing_and_does_not_fail(folder: Path) -> None:
     speculative = pair()
     measure.measure(speculative, 1, "model:a")
     assert not speculative.costs.curve.points
@@ -167,7 +167,7 @@ def test_other_lengths_and_other_drafters_have_costs_of_their_own(folder: Path) 
     assert len(list(folder.iterdir())) == 3
 
 
-def test_a_draft_of_fewer_tokens_is_measured_behind_some_that_it_knows(folder: Path) -> None:
+def test_a_draft_model_of_a_smaller_vocabulary_is_measured_on_tokens_it_has(folder: Path) -> None:
     fed: list[int] = []
 
     class Smaller(TableModel):
@@ -180,7 +180,7 @@ def test_a_draft_of_fewer_tokens_is_measured_behind_some_that_it_knows(folder: P
     assert max(fed) < 3
 
 
-def test_what_a_longer_context_costs_is_measured(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_costs_per_token_of_context_are_measured(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A second, 20 ms for each further row; for every token before them a microsecond, and 10 for every row that sees it."""
 
     def forward(self: measure.ModelForward, rows: int, batch: int = 1) -> float:
@@ -290,14 +290,14 @@ def test_no_memory_for_any_forward_is_one_sentence(folder: Path, error: Callable
         measure.measure(speculative, 4096, "a")
 
 
-def test_whatever_else_is_raised_is_not_taken_for_a_lack_of_memory(folder: Path) -> None:
+def test_an_error_other_than_out_of_memory_is_raised_by_measuring(folder: Path) -> None:
     model = Small(10, lambda: RuntimeError("shapes do not fit"))
     speculative = Speculative(model, coupled(TableModel(6)), Match(), adaptive.build(adaptive.Options()))
     with pytest.raises(RuntimeError, match="shapes"):
         measure.measure(speculative, 4096, "a")
 
 
-def test_a_disturbance_is_no_shape() -> None:
+def test_disturbed_timings_leave_a_curve_of_fastest_turns_that_never_falls() -> None:
     """Every size is slow in some of its turns, one in all of them: more rows never take less, and the fastest turn counts."""
     seen: dict[int, int] = {}
 

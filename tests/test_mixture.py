@@ -34,7 +34,7 @@ class Wrong(WrongDrafter):
 
 
 @pytest.mark.parametrize("branching", [Branching.TREE, Branching.CHAIN])
-def test_the_part_that_is_right_is_looked_at_whichever_comes_first(branching: Branching) -> None:
+def test_a_mixture_learns_to_show_the_part_whose_drafts_are_accepted(branching: Branching) -> None:
     model = TableModel(6, branching=branching)
     speculative = Speculative(model, MergedDrafter([Wrong(model), Right(model)]), Match(), FixedPolicy())
     sequence, emitted = Sequence(0, (1, 2, 3), SamplingParams(max_tokens=10_000), 0), []
@@ -48,7 +48,7 @@ def test_the_part_that_is_right_is_looked_at_whichever_comes_first(branching: Br
     assert sum(emitted[20:]) / 20 > 4.5
 
 
-def test_nobody_decides_on_a_sequence_that_may_draft_nothing() -> None:
+def test_a_policy_is_not_asked_about_sequences_without_room_for_drafts() -> None:
     """As one that is to have a single token: it would be taken for one that was drafted for in vain."""
 
     class Noting(FixedPolicy):
@@ -113,7 +113,7 @@ def test_a_model_whose_context_is_full_is_not_asked() -> None:
 
 @pytest.mark.parametrize("rule", [Rejection(), Block(), MultiRound(Options())])
 @pytest.mark.parametrize("drawing_first", [False, True])
-def test_what_is_drawn_keeps_its_proposals_or_is_not_drawn(rule: Verifier, drawing_first: bool) -> None:
+def test_a_mixture_of_drawn_and_found_drafts_shows_one_part_with_its_proposals(rule: Verifier, drawing_first: bool) -> None:
     """Beside others it would be point masses: so one of both is drafted, and which is settled before anything is drawn."""
 
     class Found(ChainDrafter):

@@ -184,7 +184,7 @@ def test_a_short_beginning_takes_no_room_for_the_long_text_it_comes_from() -> No
     assert len(drafter._states[2].text) == 20_000
 
 
-def test_what_is_released_is_held_no_longer_and_can_be_rebuilt() -> None:
+def test_a_released_sequence_holds_no_bytes_and_is_rebuilt_from_its_tokens() -> None:
     drafter, owner = NgramDrafter(Options()), sequence(0, [1, 2, 3, 4, 1, 2, 3])
     before = proposed(drafter, owner, drafter.budget)
     assert len(before) > 1
@@ -242,13 +242,13 @@ def test_a_majority_is_found_in_any_order() -> None:
             assert 1 <= lead <= 30
 
 
-def test_lengths_lie_apart_where_matches_are_long() -> None:
+def test_indexed_ngram_lengths_are_spaced_out_for_long_matches() -> None:
     assert indexed(1, 6) == (1, 2, 3, 6)
     assert indexed(2, 32) == (2, 3, 6, 12, 24, 32)
     assert indexed(5, 5) == (5,)
 
 
-def test_matches_longer_than_makes_a_difference_are_drafted_from() -> None:
+def test_a_match_longer_than_the_longest_indexed_ngram_is_drafted_from() -> None:
     text = list(range(30))
     assert drafted([*text, *text[:25]], max=20).tokens[1:6] == (25, 26, 27, 28, 29)
 
@@ -294,7 +294,7 @@ def test_a_text_that_says_one_thing_over_and_over_holds_its_ngrams_once() -> Non
     assert long.held_bytes <= short.held_bytes + 100_000 + 2 * 9_900 * 4 * (1 + 3 * 4)
 
 
-def test_any_token_is_found_among_many() -> None:
+def test_every_token_of_a_large_vocabulary_is_found_and_cut_back() -> None:
     """Tables grow with the n-grams there are, and whatever shares a place in them is told apart."""
     draw = Random(1)
     tokens = [draw.randrange(2**31 - 2) for _ in range(5000)]
@@ -331,7 +331,7 @@ def test_a_proposal_reads_as_little_of_a_long_text_as_of_a_short_one() -> None:
 
 
 @pytest.mark.parametrize("cut", [None, 20])
-def test_whoever_is_interrupted_while_tokens_are_taken_in_begins_anew(monkeypatch: pytest.MonkeyPatch, cut: int | None) -> None:
+def test_a_sequence_interrupted_while_its_tokens_are_indexed_is_rebuilt(monkeypatch: pytest.MonkeyPatch, cut: int | None) -> None:
     """A signal that comes while compiled code runs is raised when it returns, and the tables have grown by then."""
     call, draw = Call.__call__, Random(0)
 

@@ -157,7 +157,7 @@ def match_rate(target: torch.Tensor, draft: torch.Tensor) -> float:
 
 
 @given(st.lists(st.tuples(st.floats(0.01, 1.0), st.floats(0.01, 1.0)), min_size=1, max_size=6))
-def test_one_noise_agrees_at_least_as_often_as_its_bound_says(pairs: list[tuple[float, float]]) -> None:
+def test_the_match_rate_of_shared_noise_lies_within_its_bounds(pairs: list[tuple[float, float]]) -> None:
     weights = torch.tensor(pairs, dtype=torch.float64)
     target, draft = (weights / weights.sum(0)).T
     apart = float((target - draft).abs().sum()) / 2
@@ -253,7 +253,7 @@ def test_the_shortcut_holds_where_one_token_draws_an_extreme_hash(monkeypatch: p
         assert (int(full.argmax()) == last) == (margin > 0)
 
 
-def test_fewer_tokens_come_where_fewer_may_be_chosen() -> None:
+def test_noised_best_returns_no_tokens_of_score_minus_infinity() -> None:
     for size in (50, 40_000):
         scores = torch.full((size,), -torch.inf)
         assert noise.noised_best(scores, 0, 0, 3) == []
@@ -263,7 +263,7 @@ def test_fewer_tokens_come_where_fewer_may_be_chosen() -> None:
 
 @pytest.mark.parametrize("size", [50, 40_003])
 @pytest.mark.parametrize("place", [0, -1])
-def test_where_one_is_no_number_none_is_chosen(size: int, place: int) -> None:
+def test_noised_best_returns_nothing_where_a_score_is_not_a_number(size: int, place: int) -> None:
     scores = torch.zeros(size)
     scores[place] = torch.nan
     assert noise.noised_best(scores, 0, 0) == []

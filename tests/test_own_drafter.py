@@ -43,16 +43,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("way", WAYS, ids=str)
-def test_its_text_is_that_of_plain_decoding(folder: Path, spec: str, way: Way) -> None:
+def test_the_example_drafters_text_is_that_of_plain_decoding(folder: Path, spec: str, way: Way) -> None:
     assert run(folder, spec, way)[0] == plain(folder, way.params)
 
 
-def test_its_drafts_are_really_accepted(folder: Path, spec: str) -> None:
+def test_drafts_of_the_example_drafter_are_really_accepted(folder: Path, spec: str) -> None:
     _, engine = run(folder, spec, Way(1, 64, 100_000, "dense", "greedy of six"))
     assert engine.speculative.forwards < 0.8 * sum(map(len, plain(folder, "greedy of six")))
 
 
-def test_it_says_what_it_is(spec: str) -> None:
+def test_the_example_drafter_is_described_with_its_option(spec: str) -> None:
     name = spec.partition(":")[0]
     said = next(row for row in described(DRAFTERS) if row["name"] == name)
     assert {"source", "proposals", "taps", "branching", "trained", "cost"} <= said.keys()

@@ -248,21 +248,23 @@ def test_a_file_without_mistakes_keeps_the_text(llm: LLM, written: Written, fami
 
 
 @pytest.mark.parametrize("family", ["draft", "verify"])
-def test_a_method_may_let_nothing_be_set(llm: LLM, written: Written, family: str) -> None:
+def test_a_frozen_drafter_or_rule_can_be_used(llm: LLM, written: Written, family: str) -> None:
     frozen = "from dataclasses import dataclass\n@dataclass(frozen=True)\nclass Mine"
     llm.use(**written(family, "class Mine", frozen))
     assert llm.generate("the thin thin", PARAMS)[0].finish_reason == "length"
 
 
 @pytest.mark.parametrize(("family", "right", "wrong", "sentence"), BUILT)
-def test_what_cannot_be_built_is_refused(llm: LLM, written: Written, family: str, right: str, wrong: str, sentence: str) -> None:
+def test_a_file_whose_method_cannot_be_built_is_refused(
+    llm: LLM, written: Written, family: str, right: str, wrong: str, sentence: str
+) -> None:
     with pytest.raises(UnknownMethod) as refused:
         llm.use(**written(family, right, wrong))
     assert sentence in said(refused.value)
 
 
 @pytest.mark.parametrize(("family", "right", "wrong", "sentence"), ANSWERED)
-def test_an_answer_that_cannot_be_ends_the_request_and_not_the_engine(
+def test_a_method_that_returns_nonsense_ends_the_request_and_not_the_engine(
     llm: LLM, written: Written, family: str, right: str, wrong: str, sentence: str
 ) -> None:
     llm.use(**written(family, right, wrong))
@@ -280,7 +282,7 @@ def test_a_file_that_was_written_anew_is_read_anew(llm: LLM, written: Written) -
     assert llm.engine.speculative.drafter.budget.depth == 2
 
 
-def test_a_file_that_was_named_without_its_ending(llm: LLM, written: Written) -> None:
+def test_a_file_named_without_its_ending_is_refused_with_its_full_name(llm: LLM, written: Written) -> None:
     written("draft", "", "")
     with pytest.raises(UnknownMethod, match=r"'\./mine' names no drafter: a file of your own is named in full, '\./mine\.py'"):
         llm.use("./mine")
@@ -317,7 +319,7 @@ def test_memory_that_ends_in_a_draft_costs_the_draft_alone(llm: LLM, written: Wr
     assert llm.generate("the thin thin", PARAMS)[0].text == plain
 
 
-def test_drawn_tokens_come_with_what_they_were_drawn_from(llm: LLM, written: Written) -> None:
+def test_drawn_tokens_without_their_proposals_are_one_sentence(llm: LLM, written: Written) -> None:
     written("draft", "frozenset({Proposal.POINT})", "frozenset({Proposal.IID})")
     Path("mine.py").write_text(Path("mine.py").read_text("utf-8").replace("self.name)", "self.name, Proposal.IID)"), "utf-8")
     llm.use("./mine.py", verify="rejection")
@@ -326,7 +328,7 @@ def test_drawn_tokens_come_with_what_they_were_drawn_from(llm: LLM, written: Wri
     assert "drawn tokens without what they were drawn from" in said(refused.value)
 
 
-def test_so_are_those_that_say_they_were_drawn_from_nothing(llm: LLM, written: Written) -> None:
+def test_drawn_tokens_whose_proposals_are_none_are_one_sentence(llm: LLM, written: Written) -> None:
     drawn = "[DraftTree((one.root, 5), (-1, 0), Proposal.IID, None) for one in sequences]"
     written("draft", CHAIN, drawn)
     Path("mine.py").write_text(Path("mine.py").read_text("utf-8").replace("{Proposal.POINT}", "{Proposal.IID}"), "utf-8")
@@ -336,7 +338,9 @@ def test_so_are_those_that_say_they_were_drawn_from_nothing(llm: LLM, written: W
     assert "its 'propose' returned what cannot be read: AttributeError: 'NoneType'" in said(refused.value)
 
 
-def test_what_is_put_together_with_others_is_watched_as_well(llm: LLM, written: Written, models: tuple[str, str]) -> None:
+def test_mistakes_of_an_own_drafter_within_a_sum_or_a_cascade_are_one_sentence(
+    llm: LLM, written: Written, models: tuple[str, str]
+) -> None:
     written("draft", CHAIN, "None")
     for spec in ("ngram+./mine.py", f'./mine.py^model:"{models[1]}"'):
         llm.use(spec)
@@ -345,7 +349,7 @@ def test_what_is_put_together_with_others_is_watched_as_well(llm: LLM, written: 
         assert "its 'propose' returned None" in said(refused.value)
 
 
-def test_built_in_methods_are_not_watched(llm: LLM) -> None:
+def test_built_in_methods_are_not_wrapped_in_checks(llm: LLM) -> None:
     llm.use("ngram")
     speculative = llm.engine.speculative
     for part in (speculative.drafter, speculative.verifier, speculative.policy):
@@ -358,7 +362,7 @@ def test_built_in_methods_are_not_watched(llm: LLM) -> None:
 @pytest.mark.parametrize(
     ("family", "right", "wrong"), [("draft", CHAIN, "[]"), ("verify", FOLLOWED, "1 / 0"), ("policy", "Mine()", "None")]
 )
-def test_a_mistake_is_no_verdict_on_the_command_line(
+def test_check_and_bench_exit_with_2_where_an_own_file_makes_a_mistake(
     models: tuple[str, str],
     written: Written,
     monkeypatch: pytest.MonkeyPatch,

@@ -100,7 +100,7 @@ def test_choices_of_one_prompt_read_it_once(chunk: int) -> None:
     assert fed(model) == sum(30 - choice.cached_tokens + len(choice.generated) - 1 for choice in choices)
 
 
-def test_nobody_waits_for_a_prompt_that_is_not_read_any_longer() -> None:
+def test_a_request_stops_waiting_for_a_shared_prompt_whose_reader_was_aborted() -> None:
     engine = sharing(chunk=4)
     first, second = engine.add(PROMPT, LONG), engine.add(PROMPT, LONG)
     for _ in range(3):
@@ -113,7 +113,7 @@ def test_nobody_waits_for_a_prompt_that_is_not_read_any_longer() -> None:
 
 
 @pytest.mark.parametrize("steps", [2, 12])
-def test_who_is_stopped_and_asks_again_finds_what_was_read(steps: int) -> None:
+def test_an_aborted_request_asked_again_finds_what_was_read_of_it(steps: int) -> None:
     """In the midst of the prompt, and of the answer."""
     model = WatchedModel(vocab_size=5)
     engine = sharing(model, drafter_of("merged", model), chunk=4)
@@ -150,7 +150,7 @@ def test_a_more_urgent_request_waits_for_no_other() -> None:
     assert equal in engine.scheduler.waiting
 
 
-def test_whoever_waits_for_a_prompt_holds_nobody_else_up() -> None:
+def test_a_request_that_waits_for_a_shared_prompt_does_not_block_others() -> None:
     engine = sharing(chunk=4)
     engine.add(PROMPT, LONG)
     engine.add(PROMPT, LONG)
@@ -221,7 +221,7 @@ def test_equal_answers_are_kept_once() -> None:
     assert engine.prefixes.kept_tokens == len(answers[-1].tokens) - 1
 
 
-def test_what_is_kept_gives_way_before_anyone_in_flight_and_the_least_used_first() -> None:
+def test_kept_texts_are_evicted_least_recently_used_first_before_any_preemption() -> None:
     engine = sharing(cache_tokens=120)
     old, used, new = (ended(engine, [n, *PROMPT]) for n in (1, 2, 3))
     held = engine.speculative.cache.length
@@ -246,7 +246,7 @@ def test_a_text_that_was_copied_from_is_kept_longer_than_one_that_came_after_it(
     assert [held(one.key) > 0 for one in (other, used, copy)] == [False, True, True]
 
 
-def test_a_text_that_ended_gives_back_the_room_for_what_never_came() -> None:
+def test_an_aborted_text_gives_back_the_room_reserved_for_its_unread_rest() -> None:
     engine = LLM(draft="none", prefill_chunk=64).engine
     cache, long = engine.speculative.cache, engine.add(list(range(5, 255)), LONG)
     engine.step()
@@ -256,7 +256,7 @@ def test_a_text_that_ended_gives_back_the_room_for_what_never_came() -> None:
     assert cache.held_bytes == reserved / 2, "128 slots, and not 256"
 
 
-def test_nothing_is_held_once_all_is_forgotten_or_left() -> None:
+def test_caches_hold_nothing_after_abort_all_and_forget() -> None:
     model = TableModel(5)
     engine = sharing(model, drafter_of("merged", model))
     for n in range(3):
@@ -277,7 +277,7 @@ def test_a_text_too_short_to_share_is_not_kept() -> None:
     assert engine.speculative.cache.held_bytes == 0
 
 
-def test_what_was_found_counts_once_even_after_preemption() -> None:
+def test_cached_tokens_are_counted_once_even_after_preemption() -> None:
     engine = sharing(cache_tokens=90)
     ended(engine, PROMPT)
     runners = [engine.add([*PROMPT, n, n], LONG) for n in range(2)]
@@ -302,7 +302,7 @@ def test_a_conversation_is_what_it_would_be_without_a_cache(kind: str, temperatu
         prompt = [*shared.tokens[: len(shared.tokens) - 3 * (turn % 2)], 4, turn % 5]
 
 
-def test_what_a_drafter_shares_are_committed_tokens_only() -> None:
+def test_a_drafters_shared_cache_holds_committed_tokens_only() -> None:
     model = TableModel(5)
     drafter = coupled(model, depth=4, disturbed=3.0)
     engine = sharing(model, MergedDrafter([ChainDrafter(model), drafter]))
@@ -347,7 +347,7 @@ def test_no_more_bytes_are_kept_than_there_is_room_for() -> None:
     assert held == [False, False, False, False, True, True], "the oldest went"
 
 
-def test_what_drafters_hold_counts_as_well() -> None:
+def test_bytes_that_drafters_hold_count_towards_the_limit_of_kept_texts() -> None:
     engine = LLM(draft="model").engine
     target, drafter = engine.speculative.cache, engine.speculative.drafter
     for first in range(3):
@@ -361,7 +361,7 @@ def test_what_drafters_hold_counts_as_well() -> None:
     assert target.held_bytes + drafter.sequence_bytes == one
 
 
-def test_what_drafters_hold_is_added_up_once_for_each_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_drafters_bytes_are_summed_once_per_ended_request(monkeypatch: pytest.MonkeyPatch) -> None:
     engine, counted = LLM(draft="ngram").engine, []
 
     class Watched(type(engine.speculative.drafter)):

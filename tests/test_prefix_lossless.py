@@ -70,7 +70,7 @@ PAGED = [(spec, "paged", 0.9) for spec in SPECS if spec == "none" or "tree=" in 
 
 
 @pytest.mark.parametrize(("spec", "store", "temperature"), [*((spec, *way) for spec in SPECS for way in WAYS), *PAGED])
-def test_what_is_shared_is_the_text_of_plain_decoding(folder: Path, spec: str, store: str, temperature: float) -> None:
+def test_shared_prefixes_keep_the_text_of_plain_decoding(folder: Path, spec: str, store: str, temperature: float) -> None:
     if store == "replay" and needs_trees(spec):
         with pytest.raises(SpecError, match="only chains"):
             engine_of(folder, spec, store, CROWDED)
@@ -97,11 +97,11 @@ def test_what_is_shared_is_the_text_of_plain_decoding(folder: Path, spec: str, s
     assert engine.speculative.cache.held_bytes == 0
 
 
-def test_a_shared_page_that_is_written_in_place_is_seen(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_writing_a_shared_page_in_place_is_caught_by_the_test_of_texts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pages may be shared in the middle: without this nothing says that the test above shares one and goes on in it."""
     monkeypatch.setattr(PagePool, "shared", lambda self, page: False)
     with pytest.raises(AssertionError):
-        test_what_is_shared_is_the_text_of_plain_decoding(folder, *PAGED[-1])
+        test_shared_prefixes_keep_the_text_of_plain_decoding(folder, *PAGED[-1])
 
 
 @pytest.mark.parametrize("store", CACHES)

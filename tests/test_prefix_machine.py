@@ -99,6 +99,6 @@ def keys(sequences: list[Sequence]) -> list[int]:
 
 @both_lengths(40, 60)
 @pytest.mark.parametrize("kind", ["none", "ngram", "merged", "TreeDrafter"])
-def test_any_life_of_an_engine(kind: str, runs: int, steps: int) -> None:
+def test_any_order_of_requests_aborts_and_steps_keeps_every_text(kind: str, runs: int, steps: int) -> None:
     machine = type("Machine", (Requests,), {"kind": kind})
     live(machine, runs, steps)

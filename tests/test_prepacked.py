@@ -12,7 +12,7 @@ pytestmark = pytest.mark.skipif(not available(), reason="this build of torch has
 
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("shape", [(97, 64), (1024, 384), (384, 1024), (5, 3)])
-def test_the_packed_product_is_the_plain_one(shape: tuple[int, int], bias: bool) -> None:
+def test_the_packed_linear_layer_computes_the_plain_product(shape: tuple[int, int], bias: bool) -> None:
     torch.manual_seed(0)
     plain = torch.nn.Linear(shape[1], shape[0], bias=bias).eval()
     packed = PrepackedLinear(plain)
@@ -23,7 +23,7 @@ def test_the_packed_product_is_the_plain_one(shape: tuple[int, int], bias: bool)
     torch.testing.assert_close(packed.weight, plain.weight.detach(), rtol=0, atol=0)
 
 
-def test_weights_that_a_model_reads_are_plain_again() -> None:
+def test_a_packed_layer_whose_weights_are_read_becomes_a_plain_one_again() -> None:
     torch.manual_seed(0)
     model = torch.nn.Sequential(*(torch.nn.Linear(512, 384, bias=bias) for bias in (False, True, True)))
     held = [(part.weight.detach().clone(), part.bias) for part in model]

@@ -33,7 +33,9 @@ def spans(tree: RadixTree) -> Iterator[tuple[int, ...]]:
 
 @settings(max_examples=300, deadline=None)
 @given(actions=ACTIONS, asked=TEXTS)
-def test_any_life_of_the_tree_is_that_of_a_list_of_texts(actions: list[tuple[int, list[int] | None]], asked: list[int]) -> None:
+def test_a_radix_tree_finds_what_a_list_of_texts_finds_after_any_actions(
+    actions: list[tuple[int, list[int] | None]], asked: list[int]
+) -> None:
     tree, texts = RadixTree(), dict[int, list[int]]()
     for key, text in actions:
         if text is None:
@@ -86,7 +88,7 @@ def shape(tree: RadixTree) -> tuple[int, int, object]:
     return len(tree), sum(map(len, spans(tree))), {frozenset(keys): length for length, keys in reversed(found)}
 
 
-def test_whatever_is_interrupted_a_text_can_be_taken_out() -> None:
+def test_a_text_can_be_removed_after_an_interrupted_put_or_remove() -> None:
     others = {0: [1, 2, 3, 4], 1: [1, 2, 5], 2: [1, 2, 3, 4, 4]}
     for text in ([1, 2, 3, 4], [1, 2, 3, 1], [1, 9], [2], [1, 2, 3, 4, 4, 4]):
         for action in ("put", "remove"):

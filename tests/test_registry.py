@@ -105,7 +105,7 @@ def test_the_branching_a_drafter_lists_is_what_its_class_declares(name: str) -> 
 
 
 @pytest.mark.parametrize("name", VERIFIERS)
-def test_what_a_rule_keeps_is_listed_as_its_class_declares_it(name: str) -> None:
+def test_a_rules_listed_exactness_is_what_its_class_and_docstring_declare(name: str) -> None:
     rule = build_verifier(VERIFIERS[name].example)
     row = next(row for row in listed("verifiers") if row["name"] == name)
     assert row["kinds"] == {kind.name: kept.value for kind, kept in rule.exactness.items()}
@@ -152,7 +152,7 @@ def test_options_are_told_as_a_spec_would_say_them() -> None:
     assert needed.name == "path"
 
 
-def test_what_specs_are_put_together_with_describes_itself() -> None:
+def test_every_composition_and_approximation_describes_itself() -> None:
     assert all(row["summary"] and f"`{row['name']}`" in row["summary"] for row in compositions())
     for row in composed():
         for field in ("source", "proposals", "taps", "branching", "trained", "cost", "kinds", "exactness"):
@@ -200,7 +200,7 @@ def test_a_model_is_no_drafter_and_it_is_said_how_one_drafts(monkeypatch: pytest
 
 
 @pytest.mark.parametrize("name", ["Qwen2.5-0.5B", "1.5", "ngram.", "a b.c", "x" * 300])
-def test_what_can_be_no_module_is_not_imported(name: str) -> None:
+def test_a_name_that_cannot_be_a_module_is_an_unknown_drafter(name: str) -> None:
     with pytest.raises(UnknownMethod, match="there is no drafter"):
         DRAFTERS[name]
 

@@ -1,4 +1,4 @@
-"""What is known of a request goes with it: from the policy, what costs were learnt of, and the scheduler."""
+"""What policy, costs and scheduler hold of a request is released when it ends."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from serving import engine_of
 PARAMS = SamplingParams(max_tokens=8, ignore_eos=True)
 
 
-def test_nothing_is_known_of_requests_that_ended() -> None:
+def test_policy_costs_and_scheduler_hold_nothing_of_ended_requests() -> None:
     model = TableModel(5)
     policy, limits = AdaptivePolicy(), Limits(batch=4, chunk=16, cache_tokens=500, shortest_prefix=4)
     speculative = Speculative(model, drafter_of("merged", model), Match(), policy)
@@ -45,7 +45,7 @@ def test_a_policy_forgets_whom_it_drafted_for() -> None:
     assert not policy._draft_history._last_drafts
 
 
-def test_what_was_accepted_counts_though_a_stop_cuts_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_accepted_tokens_count_though_a_stop_cuts_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     model = TableModel(5)
     engine = engine_of(model, ChainDrafter(model, depth=5))
     monkeypatch.setattr(engine.stops, "cut", lambda sequence, verdict: verdict.cut(1, "stop"))

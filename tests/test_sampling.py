@@ -63,7 +63,7 @@ TOKENS = st.lists(st.integers(0, SIZE - 1), max_size=5)
 @pytest.mark.parametrize("name", RANGES)
 @given(data=st.data(), seed=st.integers(0, 999), generated=TOKENS, ancestors=TOKENS)
 @settings(max_examples=30)
-def test_each_transform_alone_is_the_naive_one(name: str, data: st.DataObject, seed: int, generated, ancestors) -> None:
+def test_each_transform_alone_equals_its_naive_reference(name: str, data: st.DataObject, seed: int, generated, ancestors) -> None:
     params = SamplingParams(**{"temperature": 1.0, name: data.draw(RANGES[name])})
     one = context(params, generated=generated, ancestors=ancestors, stop_ids=(3, 4))
     wanted = reference.scores(logits_of(seed).tolist(), (0, 1), [*generated, *ancestors], params, (3, 4))
@@ -119,7 +119,7 @@ def test_the_logits_handed_in_stay_as_they_were() -> None:
         ({"temperature": 0.5}, {"min_p": 0.3}, [1.0, 0.5, 0.0], {0, 1}),
     ],
 )
-def test_one_transform_sees_what_the_one_before_it_made(first, second, row, survivors: set[int]) -> None:
+def test_each_transform_is_applied_to_the_result_of_the_one_before(first, second, row, survivors: set[int]) -> None:
     params = SamplingParams(**first, **second)
     scores = target_scores(torch.tensor(row), context(params, prompt=(0,)))
     assert {token for token, score in enumerate(scores.tolist()) if score > -math.inf} == survivors
@@ -184,7 +184,7 @@ def test_a_greedy_tie_goes_to_the_first_token_in_any_batch() -> None:
 
 
 @given(seed=st.integers(0, 999), temperature=st.sampled_from([0.0, 0.7, 1.0, 2.0]), generated=TOKENS, ancestors=TOKENS)
-def test_the_choice_is_the_oracles(seed: int, temperature: float, generated, ancestors) -> None:
+def test_the_chosen_token_is_that_of_the_reference(seed: int, temperature: float, generated, ancestors) -> None:
     params = SamplingParams(temperature=temperature, top_p=0.95, repetition_penalty=1.1)
     one = context(params, generated=generated, ancestors=ancestors, seed=seed)
     emitted = [*generated, *ancestors]

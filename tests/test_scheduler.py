@@ -122,7 +122,7 @@ def kept_busy(engine: Engine, others: Callable[[], object], steps: int, until: S
     raise AssertionError("it starves")
 
 
-def test_the_urgent_come_first_and_go_last() -> None:
+def test_urgent_requests_are_preempted_last() -> None:
     engine = engine_of(TableModel(5), limits=Limits(batch=2, chunk=64, cache_tokens=30))
     params = SamplingParams(max_tokens=12, ignore_eos=True)
     idle, calm = engine.add([1] * 6, params, priority=5), engine.add([2] * 6, params)
@@ -193,7 +193,7 @@ def test_a_short_prompt_of_another_tenant_does_not_wait_for_a_long_one_to_be_rea
     assert not long.finish_reason
 
 
-def test_whoever_waits_long_has_a_turn_whatever_the_others_are() -> None:
+def test_an_overdue_request_is_admitted_before_more_urgent_ones() -> None:
     engine = engine_of(TableModel(5), limits=Limits(batch=2, chunk=4, cache_tokens=60))
     urgent = [engine.add([2] * 5, SamplingParams(max_tokens=9, ignore_eos=True), priority=-9) for _ in range(4)]
     patient = engine.add([1] * 25, SamplingParams(max_tokens=12, ignore_eos=True), priority=9, tenant="patient")
@@ -219,7 +219,7 @@ def test_a_prompt_in_flight_is_read_whatever_more_urgent_ones_come() -> None:
     assert not engine.scheduler._overdue
 
 
-def test_whoever_is_let_in_leaves_room_for_what_the_others_say() -> None:
+def test_an_admission_leaves_room_for_the_answers_of_running_requests() -> None:
     engine = engine_of(TableModel(5), limits=Limits(batch=4, chunk=200, cache_tokens=160, shortest_prefix=1_000))
     params = SamplingParams(max_tokens=8, ignore_eos=True)
     first = engine.add([1] * 100, params)
@@ -249,7 +249,7 @@ def scarce(engine: Engine) -> tuple[Sequence, list[Sequence]]:
     return calm, urgent
 
 
-def test_what_ran_for_long_and_gave_its_place_up_has_not_waited_long() -> None:
+def test_a_preempted_request_has_not_waited_while_it_ran() -> None:
     engine = engine_of(TableModel(5), limits=Limits(batch=2, chunk=500, cache_tokens=450))
     calm, (urgent,) = scarce(engine)
     engine.abort(urgent)
@@ -261,7 +261,7 @@ def test_what_ran_for_long_and_gave_its_place_up_has_not_waited_long() -> None:
     assert engine.scheduler.running == [urgent], "it came long ago, and yet the urgent come first"
 
 
-def test_one_that_goes_in_and_out_has_waited_as_long_as_all_its_waits_together() -> None:
+def test_the_waits_of_a_request_preempted_repeatedly_add_up() -> None:
     engine = engine_of(TableModel(5), limits=Limits(batch=2, chunk=500, cache_tokens=450))
     calm, others = scarce(engine)
     for number in range(2):
@@ -280,7 +280,7 @@ def test_one_that_goes_in_and_out_has_waited_as_long_as_all_its_waits_together()
     assert calm.finish_reason == "length" or calm in engine.scheduler.running
 
 
-def test_a_young_wait_at_the_front_hides_none_that_is_overdue() -> None:
+def test_an_overdue_request_behind_one_that_waited_briefly_is_found() -> None:
     """What was preempted stands before those that came after it, some of which have waited longer."""
     engine = engine_of(TableModel(5), limits=Limits(batch=2, chunk=500, cache_tokens=450))
     params = SamplingParams(max_tokens=9, ignore_eos=True)
@@ -292,7 +292,7 @@ def test_a_young_wait_at_the_front_hides_none_that_is_overdue() -> None:
     assert next(scheduler._in_turn()) is second
 
 
-def test_a_tenant_who_comes_back_has_saved_nothing_up() -> None:
+def test_a_tenant_that_returns_has_saved_up_no_share() -> None:
     shares = Shares()
     shares.enter("a")
     shares.charge("a", 100)

@@ -1,4 +1,4 @@
-"""Who comes first of those that wait, and of those in flight, and what finding out takes."""
+"""The order of waiting and of running requests, and how much work it takes to find."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from serving import engine_of
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_those_that_wait_come_in_the_order_of_their_rank(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_requests_are_admitted_in_the_order_of_their_rank(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever came, was preempted, overdue, aborted or left waiting for a prompt."""
     monkeypatch.setattr(scheduling, "_PATIENCE_STEPS", 8)
     crowd = Crowd("none", Limits(batch=3, chunk=4, cache_tokens=40), Random(seed))
@@ -66,7 +66,7 @@ def test_a_long_queue_is_not_looked_through(payers: int, monkeypatch: pytest.Mon
     assert len(seen) <= 20 * 2 * (payers + 1)
 
 
-def test_the_text_of_whoever_waits_for_room_is_not_looked_up_with_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_prefix_of_a_request_that_waits_for_room_is_not_looked_up_in_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = engine_of(TableModel(5), limits=Limits(batch=4, cache_tokens=60, shortest_prefix=4))
     params = SamplingParams(max_tokens=20, ignore_eos=True)
     engine.add([1] * 30, params)
@@ -82,7 +82,7 @@ def test_the_text_of_whoever_waits_for_room_is_not_looked_up_with_every_step(mon
     assert late.finish_reason == "length"
 
 
-def test_those_that_decode_with_room_for_all_drafts_are_not_put_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_decoding_requests_are_not_ranked_where_all_drafts_have_room(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = engine_of(TableModel(5), MixedDrafter(TableModel(5), depth=6), limits=Limits(batch=4, cache_tokens=500))
     for number in range(4):
         engine.add([number], SamplingParams(max_tokens=100, ignore_eos=True))

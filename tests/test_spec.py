@@ -52,7 +52,7 @@ def test_a_weight_format_binds_tightest_and_merging_loosest() -> None:
     assert parse("a+b^c@d") == Combination("+", (a, Combination("^", (b, Combination("@", (c, d))))))
 
 
-def test_triforce_is_a_string() -> None:
+def test_the_spec_of_triforce_is_parsed() -> None:
     draft = Combination("@", (Method("model", ("PATH",)), Method("sink", ("16", "240"))))
     assert parse("model:PATH@sink:16,240^retrieval:8,4096") == Combination("^", (draft, Method("retrieval", ("8", "4096"))))
 
@@ -148,7 +148,7 @@ def test_where_no_name_is_near_all_are_listed() -> None:
 
 
 @pytest.mark.parametrize("text", [None, 3, b"ngram"])
-def test_what_is_no_text_is_no_spec(text: object) -> None:
+def test_a_spec_that_is_no_text_is_refused(text: object) -> None:
     with pytest.raises(SpecError, match="a spec is a text"):
         parse(text)  # pyright: ignore[reportArgumentType]
 
@@ -162,7 +162,7 @@ def test_auto_takes_no_options(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "said"), [("model:", "nothing behind its ':'"), ("ngram: ", "nothing behind"), ("auto,ngram", "has a ','")]
 )
-def test_what_was_hardly_meant_is_refused(text: str, said: str) -> None:
+def test_a_spec_with_a_stray_colon_or_comma_is_refused(text: str, said: str) -> None:
     with pytest.raises(SpecError, match=said):
         parse(text)
 

@@ -26,7 +26,7 @@ def test_a_step_counts_at_every_depth_that_it_reached(steps: list[tuple[int, int
     assert told.acceptance_by_depth == [accepted[depth] / drafted[depth] for depth in sorted(drafted)]
 
 
-def test_nothing_drafted_is_nothing_counted() -> None:
+def test_counts_by_depth_are_empty_where_nothing_was_drafted() -> None:
     assert Speculation().drafted_by_depth == Speculation().accepted_by_depth == []
     assert Speculation().acceptance_by_depth == []
 
@@ -44,7 +44,7 @@ def test_counts_of_several_answers_add_up_and_can_be_saved() -> None:
     assert json.loads(json.dumps(asdict(both)))["steps"] == 5
 
 
-def test_what_is_computed_again_of_an_answer_is_no_prompt() -> None:
+def test_a_recomputed_token_of_the_answer_is_not_counted_as_a_prompt_row() -> None:
     """A model that cannot take a token back feeds a refused draft's root once more, and would seem to read for ever."""
     one = Sequence(0, (1, 2, 3), SamplingParams(), 0)
     assert Work(one, 0, 2, NOTHING).rows == 2

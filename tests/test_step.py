@@ -130,7 +130,7 @@ def test_a_tree_hangs_below_the_last_token_fed() -> None:
         Step.of([Feed(sequence(0, 3), 0, (0, 1, 2), DraftTree.root(9))])
 
 
-def test_a_cut_remembers_who_proposed_a_token_and_keeps_the_path_above_the_last_one() -> None:
+def test_a_cut_verdict_keeps_its_accepted_path_above_the_last_token() -> None:
     verdict = Verdict((2, 5, 6), (11, 12, 13, 14), 3)
     assert verdict.kept == (2, 5, 6)
     for count, path, kept in ((1, (2,), ()), (2, (2, 5), (2,)), (3, (2, 5, 6), (2, 5)), (4, (2, 5, 6), (2, 5, 6))):

@@ -16,14 +16,14 @@ CHANCES = np.linspace(0.1, 0.9, DEEPEST * CLASSES, dtype=np.float32).reshape(DEE
 @pytest.mark.parametrize(
     ("confidence", "expected"), [(-inf, 0), (-0.1, 0), (0.0, 0), (0.099, 0), (0.35, 3), (0.999, 9), (1.0, 9), (7.0, 9), (nan, 9)]
 )
-def test_every_number_has_a_class(confidence: float, expected: int) -> None:
+def test_every_confidence_has_a_class_also_outside_0_to_1(confidence: float, expected: int) -> None:
     assert class_of(confidence) == expected
 
 
 @pytest.mark.parametrize(
     ("chance", "odds", "expected"), [(0.5, 0.5, 1 / 3), (0.9, 0.5, 9 / 11), (0.99, 4.0, 396 / 397), (0.3, 1.0, 0.3)]
 )
-def test_odds_change_what_is_in_doubt_and_hardly_what_is_sure(chance: float, odds: float, expected: float) -> None:
+def test_odds_shift_a_doubtful_chance_more_than_a_sure_one(chance: float, odds: float, expected: float) -> None:
     assert shifted(chance, odds) == pytest.approx(expected)
     assert [shifted(end, odds) for end in (0.0, 1.0)] == [0.0, 1.0]
 
@@ -45,7 +45,7 @@ def test_a_draft_goes_on_while_its_path_is_likely_enough_for_the_level() -> None
     assert rule.goes_on(3, 0.0), "behind the last least chance nothing but the budget ends it"
 
 
-def test_the_narrower_budget_keeps_the_rule() -> None:
+def test_a_narrowed_budget_keeps_its_stopping_rule() -> None:
     rule = Stopping(CHANCES, 1.0, [0.5])
     assert Budget(8, 8, stopping=rule).within(Budget(3, 9)) == Budget(3, 8, stopping=rule)
     assert Budget(3, 3).within(Budget(8, 8, stopping=rule)).stopping is rule

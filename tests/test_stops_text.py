@@ -159,7 +159,9 @@ def test_a_stop_token_wins_over_the_length_it_falls_on_and_has_no_text() -> None
     SIZES,
     st.lists(st.sampled_from(["ab", "xab", "bthe", "x", "aa"]), max_size=2),
 )
-def test_a_split_into_steps_changes_nothing(tokens: list[int], sizes: list[int], stops: list[str]) -> None:
+def test_the_text_and_its_stop_do_not_depend_on_the_split_into_steps(
+    tokens: list[int], sizes: list[int], stops: list[str]
+) -> None:
     params = SamplingParams(stop=tuple(stops))
     one_by_one, at_will = fed(tokens, [1], params), fed(tokens, sizes, params)
     assert one_by_one[:3] == at_will[:3]
@@ -240,7 +242,7 @@ def test_byte_fallback_and_special_tokens_are_the_same_text_in_any_steps(
         assert texts[0] == REAL.decode(tokens, skip)
 
 
-def test_what_has_no_text_is_not_decoded_over_and_over(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tokens_without_text_are_not_decoded_again_with_every_token(monkeypatch: pytest.MonkeyPatch) -> None:
     tokens, most, decode = [256, *[260] * 500, 256], 0, REAL.decode
 
     def counted(ids: list[int], skip_special_tokens: bool = True) -> str:
@@ -444,7 +446,7 @@ def test_a_stop_inside_an_accepted_path_cuts_at_the_right_token(name: str, tempe
     ],
 )
 @pytest.mark.parametrize("sizes", [[1], [3], [20]])
-def test_no_stop_string_begins_in_the_least_there_is_to_be(text: str, least: int, shown: str, sizes: list[int]) -> None:
+def test_no_stop_string_is_found_within_min_tokens(text: str, least: int, shown: str, sizes: list[int]) -> None:
     params, tokens = SamplingParams(stop=("STOP",), min_tokens=least), list(text.encode())
     committed, final, finish, _ = fed(tokens, sizes, params)
     assert (final, finish) == (shown, "stop" if shown != text else None)

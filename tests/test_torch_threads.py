@@ -30,7 +30,7 @@ def many() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def test_torch_computes_alone_inside_and_not_behind() -> None:
+def test_torch_has_one_thread_inside_alone_and_its_threads_back_afterwards() -> None:
     many = torch.get_num_threads()
     with alone():
         assert torch.get_num_threads() == 1
@@ -80,7 +80,9 @@ def test_a_thread_that_was_given_one_keeps_it_while_another_computes_alone() -> 
 
 
 @pytest.mark.parametrize("own", [False, True])
-def test_whoever_verifies_leaves_the_cores_to_a_model_that_brings_its_threads(own: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_verifying_uses_one_torch_thread_beside_a_model_with_threads_of_its_own(
+    own: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen, scored, honest = set[int](), set[int](), TableModel.score
 
     class Watching(Match):
@@ -113,7 +115,9 @@ class Same(Translation):
 
 
 @pytest.mark.parametrize("own", [False, True])
-def test_whoever_reads_another_vocabulary_leaves_them_too(own: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_translating_vocabularies_uses_one_torch_thread_beside_a_model_with_its_own(
+    own: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen, scored, honest = set[int](), set[int](), TableModel.score
 
     def score(self: TableModel, *rest):

@@ -89,7 +89,7 @@ def test_pruning_keeps_equal_independent_siblings_apart(tree: DraftTree, nodes: 
 
 
 @given(trees(), st.integers(0, 13), st.data())
-def test_the_likeliest_nodes_are_expected_to_bring_most(tree: DraftTree, nodes: int, data: st.DataObject) -> None:
+def test_likeliest_keeps_the_nodes_with_the_largest_chances(tree: DraftTree, nodes: int, data: st.DataObject) -> None:
     tree = tree.rated([1.0, *[data.draw(st.floats(0.05, 1.0)) for _ in tree.tokens[1:]]])
     kept = tree.likeliest(nodes)
     assert len(kept) == min(len(tree), nodes + 1)
@@ -99,17 +99,17 @@ def test_the_likeliest_nodes_are_expected_to_bring_most(tree: DraftTree, nodes: 
 
 
 @given(trees(kind=Proposal.IID), st.integers(0, 13))
-def test_what_goes_from_a_drawn_tree_goes_blindly(tree: DraftTree, nodes: int) -> None:
+def test_a_drawn_tree_is_pruned_by_order_and_not_by_likelihood(tree: DraftTree, nodes: int) -> None:
     assert words(tree.likeliest(nodes)) == words(tree.first(nodes))
 
 
 @given(trees(), st.frozensets(st.integers(0, 3), max_size=3))
-def test_nothing_stands_behind_a_token_that_ends_the_text(tree: DraftTree, ends: frozenset[int]) -> None:
+def test_until_drops_the_nodes_below_a_stop_token(tree: DraftTree, ends: frozenset[int]) -> None:
     assert words(tree.until(ends)) == [word for word in words(tree) if ends.isdisjoint(word[:-1])]
 
 
 @given(trees(), st.integers(0, 4))
-def test_what_a_model_does_not_know_goes_with_all_below_it(tree: DraftTree, vocabulary: int) -> None:
+def test_known_drops_tokens_beyond_the_vocabulary_with_all_below_them(tree: DraftTree, vocabulary: int) -> None:
     wanted = [node for node in range(1, len(tree)) if all(tree.tokens[at] < vocabulary for at in tree.path(node))]
     assert tree.known(vocabulary) == tree.only(wanted)
 
@@ -149,7 +149,7 @@ def test_a_merger_holds_the_first_tree_and_then_what_the_second_adds(left: Draft
         assert source == ("left" if word in ours else "right")
 
 
-def test_what_one_drafter_holds_for_likely_leaves_the_rest_to_another_that_disagrees() -> None:
+def test_a_union_scales_down_the_less_likely_of_two_first_tokens_that_disagree() -> None:
     """Each was judged on its own; together they would count for more than certain. Which of them came first does not matter."""
     sure = DraftTree((7, 1, 2), (-1, 0, 0), sources=("", "a", "a"), confidences=(1.0, 0.7, 0.2))
     other = DraftTree((7, 3, 4, 2), (-1, 0, 1, 0), sources=("", "b", "b", "b"), confidences=(1.0, 0.5, 0.9, 0.1))
@@ -161,7 +161,7 @@ def test_what_one_drafter_holds_for_likely_leaves_the_rest_to_another_that_disag
         assert held[(2,)] == 0.2, "what both hold is as likely as either says"
 
 
-def test_a_token_that_both_hold_stands_against_nobody_who_knew_how_likely_it_is() -> None:
+def test_a_token_in_both_trees_does_not_lower_the_confidence_of_its_siblings_twice() -> None:
     knows = DraftTree((7, 1, 2), (-1, 0, 0), sources=("", "a", "a"), confidences=(1.0, 0.9, 0.08))
     for further in ((), (5,)):
         agrees = DraftTree.chain(7, (1, *further), "b").rated((1.0, 0.5, *[0.6] * len(further)))
@@ -175,7 +175,7 @@ def test_a_token_that_both_hold_stands_against_nobody_who_knew_how_likely_it_is(
 
 
 @given(trees(source="left"), trees(source="right"))
-def test_a_merger_claims_no_drawn_proposal_that_it_cannot_show(left: DraftTree, right: DraftTree) -> None:
+def test_a_union_of_trees_of_unlike_kinds_is_a_point_tree_without_proposals(left: DraftTree, right: DraftTree) -> None:
     for kind, other in product(Proposal, Proposal):
         ours = DraftTree(left.tokens, left.parents, kind, left.proposals, left.sources)
         theirs = DraftTree(right.tokens, right.parents, other, right.proposals, right.sources)

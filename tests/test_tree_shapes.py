@@ -148,7 +148,7 @@ def test_acceptance_by_rank_is_learnt() -> None:
     assert 3 <= looks <= 10
 
 
-def test_what_was_learnt_fades_and_is_thought_over_again() -> None:
+def test_learnt_acceptance_by_rank_fades_and_has_the_tree_reconsidered() -> None:
     """For long the first child is right, then the second is."""
     ranks, tree = Ranks(), DraftTree((9, 1, 2), (-1, 0, 0))
     looks = [ranks.observe(tree, (1,)) for _ in range(20_000)]

@@ -284,7 +284,7 @@ def test_small_domains_repeat_and_shares_hold() -> None:
     assert real > 0.85 * (sum(pool.tokens.values()) - 400)
 
 
-def test_measure_of_a_model_against_itself(trained: Workshop) -> None:
+def test_a_model_measured_against_itself_is_always_accepted(trained: Workshop) -> None:
     target = trained.trained_model("target")
     found = measure(target, target, trained.tokenizer, sentences(20), trained.end_token)
     assert found.same_argmax == 1.0
@@ -365,7 +365,7 @@ def command(text: Path, out: Path, *more: str) -> list[str]:
     return ["--text", str(text), "--out", str(out), "--weights", str(out / "w"), *given, *more]
 
 
-def test_what_is_paused_is_neither_distilled_nor_shipped(trained: Workshop, text_file: Path, tmp_path: Path) -> None:
+def test_a_paused_training_is_neither_distilled_nor_exported(trained: Workshop, text_file: Path, tmp_path: Path) -> None:
     runner = CliRunner()
     paused = runner.invoke(app, command(text_file, tmp_path, "--pause-at", "3"))
     assert paused.exit_code == 0
@@ -405,7 +405,7 @@ def test_what_is_paused_is_neither_distilled_nor_shipped(trained: Workshop, text
     assert (tmp_path / "loss.png").read_bytes() == drawn, "and no picture of the source tree is touched"
 
 
-def test_what_is_shipped_is_made_from_what_it_says(trained: Workshop, text_file: Path, tmp_path: Path) -> None:
+def test_export_refuses_checkpoints_and_tokenizers_of_other_data(trained: Workshop, text_file: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(trained.out, run)
 
@@ -446,7 +446,7 @@ def test_the_card_of_the_embedded_model_tells_of_its_data() -> None:
         assert word in (folder / "README.md").read_text()
 
 
-def test_a_file_that_is_called_dev_is_told_of_too() -> None:
+def test_the_model_card_lists_a_data_file_with_dev_in_its_name() -> None:
     recipe = json.loads((WEIGHTS_FOLDER / DEFAULT / "recipe.json").read_text())
     recipe["data"] |= {"files_sha256": {"my devlog.txt": "0"}, "shares": {"text": 1.0}}
     card = target_card("mine", recipe)
@@ -584,7 +584,7 @@ def test_runs_as_a_module(tmp_path: Path) -> None:
     assert result.stderr == "error: there is no file /nowhere.txt\n"
 
 
-def test_tagged_forms() -> None:
+def test_calculator_marks_and_tag_spellings_are_cleaned() -> None:
     assert without_calculator("He had 48/2 = <<48/2=24>>24.\n#### 24") == "He had 48/2 = 24.\n#### 24"
     assert official_spelling("priceRange[£ 20 - 25], customerrating[low]") == ("priceRange[£20-25], customer rating[low]")
 

@@ -14,7 +14,7 @@ def main() -> None:
     try:
         cli.main()
     finally:
-        # all is written, and libraries that clear up behind themselves are interrupted as badly as they are imported
+        # all output is written, and libraries handle interrupts during their cleanup as badly as during their import
         end_at_once()
 
 

@@ -1,4 +1,4 @@
-"""Budget: how much may be drafted, and what wants to draft it."""
+"""Budget: how much may be drafted, and what a policy sees of a drafter."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from paceline.stopping import Stopping
 class Budget:
     """What a drafter may propose for one sequence in one step: nodes besides the root, and levels below it.
 
-    floor: a draft goes no further behind a token it holds less likely than this. stopping: nor where this says so; for drafters
-    that are costly, others need not heed it.
+    floor: a draft ends behind a token whose confidence is below this. stopping: a further rule for where it ends; costly drafters
+    follow it, others may ignore it.
     """
 
     nodes: int
@@ -30,7 +30,7 @@ class Budget:
         return min(self.nodes, self.depth)
 
     def within(self, other: Budget) -> Budget:
-        """The narrower of both."""
+        """The stricter limits of both."""
         if self.nodes <= other.nodes and self.depth <= other.depth and self.floor >= other.floor and not other.stopping:
             return self
         floor, stopping = max(self.floor, other.floor), self.stopping or other.stopping
@@ -42,9 +42,9 @@ NOTHING = Budget(0, 0)
 
 @frozen
 class DrafterInfo:
-    """A drafter as a policy sees it: its name, what it wants per step, whether drafting takes time beside a forward, whether it
-    drafts from the reference that a request brings, and whether a costly draft ends, and takes no more time, where it is told to
-    (`Budget.stopping`)."""
+    """A drafter as a policy sees it: its name, the budget it asks for per step, whether drafting takes time that counts beside a
+    forward, whether it drafts from the request's reference, and whether a costly draft ends where `Budget.stopping` says and
+    takes no more time."""
 
     name: str
     budget: Budget

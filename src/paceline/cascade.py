@@ -43,7 +43,7 @@ from paceline.verifiers.base import Verifier, judged
 
 
 class Cascade(LanguageModel):
-    """model: the one whose drafts these are. drafter: what runs ahead of it. verifier: `match`, or no longer the same drafts."""
+    """model: the model that drafts. drafter: drafts for this model. verifier: `match`; any other would change the drafts."""
 
     is_cascade = True
 
@@ -56,9 +56,9 @@ class Cascade(LanguageModel):
         self._pair = Speculative(model, drafter, self._verifier, policy)
         self._shadows: dict[int, _Shadow] = {}
         self._seen: dict[int, list[int]] = {}
-        """What the drafter inside was shown of a sequence that has no shadow yet: that of another, whose state it was given."""
+        """Key -> tokens that the inner drafter has seen, for sequences without a shadow yet that were given another's state."""
         self._requests: dict[int, Sequence] = {}
-        """Those drafted for, so that the drafter inside is told how they ended."""
+        """Requests that are drafted for, so that the inner drafter can be told how they ended."""
 
     def new_cache(self) -> KVCache:
         """The one cache of this pair: it has a single owner."""
@@ -77,7 +77,7 @@ class Cascade(LanguageModel):
         vocab_size: int,
         source: str,
     ) -> list[DraftTree]:
-        """As `LanguageModel.extend`. Chains of the model's own choices take fewer forwards, other drafts are its alone."""
+        """As `LanguageModel.extend`. Chains of the model's own choices take fewer forwards; the model alone drafts all others."""
         levels = None if growth.amateur else growth.chain
         places = [
             place
@@ -95,7 +95,7 @@ class Cascade(LanguageModel):
         return [trees[place] for place in range(len(sequences))]
 
     def _draft(self, sequence: Sequence, budget: Budget, levels: int, cache: KVCache) -> _Draft:
-        """A draft of up to so many levels, to be begun."""
+        """A new draft of up to `levels` levels."""
         depth = max(min(levels, budget.nodes, budget.depth, self.room(sequence, cache)), 0)
         return _Draft(sequence, self._shadow(sequence), budget, depth)
 
@@ -103,11 +103,11 @@ class Cascade(LanguageModel):
         """The chains drafted, in fewer forwards than levels."""
         while live := [draft for draft in drafts if draft.left > 0]:
             try:
-                # together they read no more than one would
+                # together they read no more of their texts than one alone would
                 rows = max(self.prefill_chunk // len(live), 1)
                 self._pair.step([self._work(draft, rows) for draft in live], self)
             except LogitsError as error:
-                # logits that are not numbers end the draft, not the request; and no other one's
+                # logits that are not numbers end their own draft (or all, if it is unknown), never a request
                 for draft in [draft for draft in live if draft.shadow is error.sequence] or live:
                     draft.end()
                 continue
@@ -116,11 +116,11 @@ class Cascade(LanguageModel):
         return [self._finished(draft, vocab_size, source) for draft in drafts]
 
     def cut(self, sequence: Sequence, verdict: Verdict) -> Verdict:
-        """Nothing ends a draft but its depth: where the text ends is for the target to say."""
+        """Return the verdict uncut: where the text ends is decided by the target."""
         return verdict
 
     def _shadow(self, sequence: Sequence) -> Sequence:
-        """The same request, to be drafted on; what is drafted counts as generated, as it would for the request."""
+        """A copy of the request to draft on; drafted tokens count as generated, as they would for the request."""
         key = sequence.key
         self._requests[key] = sequence
         known = self._shadows.get(key)
@@ -132,26 +132,26 @@ class Cascade(LanguageModel):
         else:
             self._follow(known, sequence)
         if sequence.constraint is not None:
-            # it has read what is committed
+            # the constraint has already read the committed tokens
             known.sequence.constraint = Ahead(sequence.constraint)
         return known.sequence
 
     def _follow(self, shadow: _Shadow, sequence: Sequence) -> None:
-        """Have a shadow, and what the drafter inside knows of it, be where the request is."""
+        """Bring a shadow, and the inner drafter's state for it, up to the request."""
         shown = len(shadow.sequence.tokens)
         right = shadow.follow(sequence)
         if right < shown:
             self._pair.drafter.truncate(sequence.key, right)
 
     def _work(self, draft: _Draft, rows: int) -> Work:
-        """rows: that it may feed, those of drafts aside."""
+        """rows: how many the draft may feed, not counting those of inner drafts."""
         shadow, cached = draft.shadow, self._pair.cache.length(draft.shadow.key)
         missing = len(shadow.tokens) - cached
         room = Budget(self._pair.drafter.budget.nodes, draft.left - 1)
         return Work(shadow, cached, min(missing, rows), room)
 
     def _finished(self, draft: _Draft, vocab_size: int, source: str) -> DraftTree:
-        """The chain that was drafted; of the cache no more is kept than belongs to it."""
+        """The chain that was drafted; truncates the cache to it."""
         text, key = len(draft.sequence.tokens), draft.sequence.key
         tokens = list(takewhile(lambda token: token < vocab_size, draft.shadow.tokens[text : text + draft.depth]))
         cache = self._pair.cache
@@ -161,22 +161,22 @@ class Cascade(LanguageModel):
         return DraftTree.chain(draft.sequence.root, tokens, source, kind, draft.confidences[: len(tokens)])
 
     def forget(self) -> None:
-        """Forget what the drafter inside learnt from the texts of all requests so far."""
+        """Forget what the inner drafter learnt from the texts of all requests so far."""
         self._pair.drafter.forget()
 
     def took_back(self, key: int, length: int) -> None:
-        """The owner of the cache knows of no more than `length` tokens that they are still the request's: text that is split anew
-        changes tokens that were committed before."""
+        """Only the first `length` tokens are still known to be the request's: when its text is tokenised again, tokens that were
+        committed before may change."""
         shadow = self._shadows.get(key)
         if shadow is not None:
             shadow.committed = min(shadow.committed, length)
 
     def settle(self, key: int) -> None:
-        """Tell of a sequence that ended: to remember what it was answered with is for the drafter inside."""
+        """Tell the inner drafter that a sequence ended, so that it can remember the answer."""
         request, shadow = self._requests.pop(key, None), self._shadows.get(key)
         if request is not None and request.finish_reason not in (None, "abort"):
             if shadow is not None:
-                # further inside there may be another cascade, for which this is the request
+                # for a cascade nested further inside, this shadow is the request
                 self._follow(shadow, request)
                 shadow.sequence.finish_reason = request.finish_reason
             self._tell(request)
@@ -190,7 +190,7 @@ class Cascade(LanguageModel):
         self._seen.pop(key, None)
 
     def _tell(self, request: Sequence) -> None:
-        """Show a request that ended to what learns from those it does not draft for: no step inside is ever its last."""
+        """Show a request that ended to the inner drafters that watch all requests: no inner step is ever a request's last."""
         nothing = Scores(torch.empty(1, self.vocab_size).fill_(torch.nan))
         for part in self._pair.drafter.parts:
             if part.watches:
@@ -203,7 +203,7 @@ class Cascade(LanguageModel):
         self._show(key, new_key)
 
     def move(self, key: int, new_key: int) -> None:
-        """The same, and forget `key`."""
+        """As `fork`, then forget `key`."""
         self.settle(key)
         self._pair.drafter.move(key, new_key, self._pair.cache.length(key))
         self._pair.cache.move(key, new_key)
@@ -211,25 +211,25 @@ class Cascade(LanguageModel):
         self.release(key)
 
     def _show(self, key: int, new_key: int) -> None:
-        # what it was given itself a moment ago may not have been looked at yet
+        # `key` itself may have been given its state and have no shadow yet
         seen = self._shadows[key].sequence.tokens if key in self._shadows else self._seen.get(key)
         if seen is not None:
             self._seen[new_key] = list(seen)
 
     @property
     def inner_cache(self) -> KVCache:
-        """That of the model."""
+        """The model's cache."""
         return self._pair.cache
 
     @property
     def held_bytes(self) -> int:
-        """Bytes that the model's cache and the drafter inside hold by sequence."""
+        """Bytes that the model's cache and the inner drafter hold per sequence, summed over all sequences."""
         return self._pair.cache.held_bytes + self._pair.drafter.sequence_bytes
 
 
 @dataclass
 class _Shadow:
-    """A request as the pair inside sees it, drafts included. committed: tokens of the request when it was last looked at."""
+    """A request as the inner pair sees it, drafts included. committed: length of the request when it was last followed."""
 
     sequence: Sequence
     committed: int
@@ -239,7 +239,7 @@ class _Shadow:
         sequence = Sequence(
             request.key,
             request.prompt,
-            # nobody reads what the pair would tell of its own logits
+            # nobody reads the inner model's own log-probabilities
             request.params.model_copy(update={"logprobs": None, "prompt_logprobs": None}),
             request.seed,
             request.stop_ids,
@@ -250,12 +250,12 @@ class _Shadow:
         return cls(sequence, len(request.tokens))
 
     def follow(self, request: Sequence) -> int:
-        """Go back to where drafts were wrong, and on to where the request is; how many tokens were right."""
+        """Take back what was drafted wrongly and catch up with the request; returns how many tokens were right."""
         shadow = self.sequence
-        # whoever was interrupted here left it shorter
+        # an interrupt during an earlier call may have left it shorter
         known = min(self.committed, len(shadow.tokens))
         right = known + _alike(shadow.tokens[known:], request.tokens[known:])
-        # whatever it reads has read these before
+        # the request's constraint has already read the tokens committed below
         shadow.constraint = None
         shadow.logprobs.clear()
         shadow.sources.clear()
@@ -266,12 +266,12 @@ class _Shadow:
 
 
 def _alike(tokens: Many[int], others: Many[int]) -> int:
-    """How many tokens two texts begin with in common."""
+    """Length of the common prefix of two texts, in tokens."""
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(tokens, others, strict=False)))
 
 
 class _Confident(Verifier):
-    """A verifier that also notes how likely the model inside holds each token that it emits."""
+    """A verifier that also records the inner model's confidence in each emitted token."""
 
     def __init__(self, verifier: Verifier) -> None:
         self.name, self.exactness, self.prefers = verifier.name, verifier.exactness, verifier.prefers
@@ -279,7 +279,7 @@ class _Confident(Verifier):
         self._confidences: dict[int, list[float]] = {}
 
     def confidences_of(self, key: int) -> list[float]:
-        """Those of the tokens that the last step emitted for a sequence, given out once."""
+        """Confidences of the tokens that the last step emitted for a sequence; returned only once."""
         return self._confidences.pop(key, [])
 
     def __call__(self, sequences: Many[Sequence], trees: Many[DraftTree], logits: Many[torch.Tensor]) -> list[Verdict]:
@@ -292,7 +292,7 @@ class _Confident(Verifier):
 
 
 def _confidences(sequence: Sequence, rows: torch.Tensor, verdict: Verdict) -> list[float]:
-    """Of the tokens that a step emitted for a sequence."""
+    """Confidences of the tokens that a step emitted for a sequence."""
     with judged(sequence):
         return [
             confidence(rows[node], Context(sequence, verdict.tokens[:level]), verdict.tokens[level])
@@ -301,8 +301,8 @@ def _confidences(sequence: Sequence, rows: torch.Tensor, verdict: Verdict) -> li
 
 
 def confidence(row: torch.Tensor, context: Context, token: int) -> float:
-    """How likely a model holds the token that it chose: its share in the softmax of what it chose by, the noise of the position
-    included. row: float32 [V], its logits. Raises LogitsError where they are not numbers."""
+    """A model's confidence in the token it chose: the token's share in the softmax of the scores it was chosen by, the position's
+    noise included. row: float32 [V], the model's logits. Raises LogitsError where they are not numbers."""
     scores, sequence = target_scores(row, context).cpu().numpy(), context.sequence
     if not np.isfinite(scores.max()):
         raise LogitsError
@@ -312,8 +312,8 @@ def confidence(row: torch.Tensor, context: Context, token: int) -> float:
 
 @dataclass
 class _Draft:
-    """depth: tokens to draft; the shadow may run some further. confidences: of the tokens drafted. reach: how likely all of them
-    come true, where the budget's rule of stopping asks."""
+    """depth: tokens to draft; the shadow may hold a few more. confidences: of the tokens drafted. reach: how likely all of them
+    are right, by the budget's stopping rule; 1 without one."""
 
     sequence: Sequence
     shadow: Sequence
@@ -327,12 +327,12 @@ class _Draft:
         return self.depth - (len(self.shadow.tokens) - len(self.sequence.tokens))
 
     def end(self) -> None:
-        """Draft no more than is drafted."""
+        """End the draft with what is drafted so far."""
         self.depth -= self.left
 
     def judge(self, confidences: Many[float]) -> None:
-        """Take in those of the tokens that a step drafted, and end behind the first that is in doubt or ends the text, as the
-        model alone would."""
+        """Add the confidences of the tokens that a step drafted, and end the draft behind the first token that is too unlikely or
+        ends the text, as the model alone would."""
         stopping, text = self.budget.stopping, len(self.sequence.tokens)
         for held in confidences:
             token = self.shadow.tokens[text + len(self.confidences)]
@@ -345,7 +345,7 @@ class _Draft:
 
 
 class _PairCache(KVCache):
-    """The model's cache, as its owner sees it: whoever forgets a sequence makes the drafter inside forget it too."""
+    """The model's cache as its owner sees it: releasing a sequence also releases it in the inner drafter."""
 
     def __init__(self, cascade: Cascade) -> None:
         self._cascade, self._cache = cascade, cascade.inner_cache

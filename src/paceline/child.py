@@ -1,4 +1,4 @@
-"""Child: a process of Python that has the modules of this one, and none of those that lie in the folder it is started in."""
+"""Child: a Python process with this one's module search path, to which the folder it is started in is not added."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import sys
 
 
 def command(*arguments: str) -> list[str]:
-    """What starts one."""
+    """The command that starts a child."""
     return [sys.executable, "-P", *arguments]
 
 
 def module_paths() -> dict[str, str]:
-    """For its environment: where this process has its modules from."""
-    # the folder that this was started in, an empty path, comes last: anybody's file may be called there as a module is
+    """Environment variables for a child: the module search path of this process."""
+    # an empty path, the current folder, comes last: any file there may have the name of a module
     paths = sorted((path for path in sys.path if isinstance(path, str)), key=lambda path: not path)
     return {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, paths))}

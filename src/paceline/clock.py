@@ -1,7 +1,7 @@
-"""Clock: the time by which steps are judged. It stands still while something is made once for many steps to come.
+"""Clock: the time by which steps are measured. It is stopped while something is made once for many later steps.
 
-To record a forward for a GPU takes as long as many steps. Whoever learns from steps what drafts cost would hold them to be dear
-just when they are drafted for the first time.
+Recording a forward for a GPU takes as long as many steps. A policy that learns the cost of drafts from measured steps would
+overestimate it just when they are drafted for the first time.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ _stood_s = 0.0
 
 
 def now() -> float:
-    """Seconds; of two readings the difference counts."""
+    """Seconds; only differences between readings have a meaning."""
     return perf_counter() - _stood_s
 
 
 @contextmanager
 def standing_still() -> Iterator[None]:
-    """What takes place within takes no time. Not to be nested."""
+    """A context during which the clock is stopped. Not to be nested."""
     global _stood_s
     began = perf_counter()
     try:

@@ -1,4 +1,4 @@
-"""Constraint: what an answer must keep to, token by token; how it knows is for whoever compiled the grammar."""
+"""Constraint: which tokens an answer may contain, position by position; implemented where grammars are compiled."""
 
 from __future__ import annotations
 
@@ -12,37 +12,37 @@ class GrammarError(Exception):
 
 
 class GrammarsBusy(GrammarError):
-    """A grammar that cannot be compiled now, whatever it says: others' still are, that take too long. It may be later."""
+    """A grammar that cannot be compiled now, since earlier ones that take too long still are; it may be possible later."""
 
 
 class Constraint(Protocol):
     """The state of one sequence's grammar. It has read the generated tokens that were committed, and no others.
 
-    What it says of a draft depends on the committed tokens and the draft's alone, not on what else was asked, but for where it
-    cannot say it now: `checked`.
+    Its results for a draft depend only on the committed tokens and the draft's tokens, not on other calls, except where a result
+    is not available now (`checked`).
     """
 
     def allowed(self, ancestors: tuple[int, ...]) -> np.ndarray:
-        """bool [V], not to be written to: which tokens may follow the committed ones and then `ancestors`, nodes of a draft.
+        """bool [V], read-only: which tokens may follow the committed ones and then `ancestors`, tokens of a draft.
 
-        EOS is among them where the answer may end there. All False is never returned: behind ancestors that the grammar refuses,
-        and where the answer is over, everything is allowed, since nothing is chosen there; so it is behind a draft where saying
-        it would hold up everybody.
+        EOS is allowed where the answer may end there. The result is never all False: everything is allowed behind ancestors that
+        the grammar refuses and where the answer is over, since no token is chosen there, and behind a draft where computing the
+        mask would delay all requests.
         """
         ...
 
     def checked(self, tokens: tuple[int, ...]) -> int:
-        """How many of these tokens, chosen one behind the other, were chosen where `allowed` said what may be; none of the others
-        is to be committed. `allowed(())` always says it."""
+        """How many of these tokens, chosen one after another, were chosen under a mask that was really computed; the others must
+        not be committed. `allowed(())` is always computed."""
         ...
 
     def forced(self, count: int) -> tuple[int, ...]:
-        """Up to `count` token ids that must follow the committed ones, one behind the other; mostly none."""
+        """Up to `count` token ids that must follow the committed ones, one after another; usually none."""
         ...
 
     def readable(self, tokens: tuple[int, ...]) -> int:
-        """How many of these tokens may be chosen one behind the other, all where that cannot be said. It takes less than to ask
-        what else might be."""
+        """How many of these tokens the grammar allows one after another; all where that is unknown. It takes less time than
+        computing a mask per token."""
         ...
 
     def commit(self, tokens: tuple[int, ...]) -> None:
@@ -50,16 +50,16 @@ class Constraint(Protocol):
         ...
 
     def over(self, ancestors: tuple[int, ...]) -> str | None:
-        """Why the answer is over behind the committed tokens and then `ancestors`, as a finish reason; None where it goes on.
+        """The finish reason of an answer that is over behind the committed tokens and then `ancestors`; None where it goes on.
 
-        "stop" where nothing may follow and no token says so; where one does, it is left to be chosen. "length" where going on
-        would take more than the caps of a grammar allow.
+        "stop" where nothing may follow and there is no stop token; where there is one, it is left to be chosen. "length" where
+        going on would exceed the limits set for grammars, or no token fits what must follow.
         """
         ...
 
 
 class Ahead:
-    """A constraint for a draft that goes on behind the committed tokens: what that commits, the constraint itself never reads."""
+    """A constraint for a draft behind the committed tokens: tokens committed here are never read by the wrapped constraint."""
 
     def __init__(self, constraint: Constraint) -> None:
         self._constraint, self._read = constraint, ()

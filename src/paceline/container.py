@@ -1,4 +1,4 @@
-"""Container: how much of the machine the control groups of this process leave it; all of it where Linux does not limit it.
+"""Container: how much of the machine this process may use by its control groups; all of it where Linux sets no limit.
 
 Source: Linux, Documentation/admin-guide/cgroup-v2.rst (cpu.max, memory.max), cgroup-v1/memory.rst, scheduler/sched-bwc.rst.
 """
@@ -13,7 +13,7 @@ _ROOT = Path("/")
 
 
 def processor_limit(root: Path = _ROOT) -> float:
-    """Processors whose whole time this process may use; infinity without a limit. root: where proc and sys are."""
+    """Number of processors whose whole time this process may use; infinity without a limit. root: where proc and sys are."""
     return min([_processors(folder) for folder in _groups("cpu", root)], default=inf)
 
 
@@ -23,7 +23,7 @@ def memory_left(root: Path = _ROOT) -> float:
 
 
 def _groups(controller: str, root: Path) -> Iterator[Path]:
-    """Folders of the groups that a controller has this process in, from its own one outwards."""
+    """Folders of this process's groups under a controller, from the innermost outwards."""
     mounts = root / "sys/fs/cgroup"
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
@@ -34,7 +34,7 @@ def _groups(controller: str, root: Path) -> Iterator[Path]:
         if controller not in controllers.split(",") and controllers:
             continue
         mount = mounts / (controller if controllers else "")
-        # inside a container the path may be one of the host's, and only the mount itself be there
+        # inside a container the path may be the host's, so that only the mount itself exists
         folder = mount / path.strip("/")
         yield from (one for one in (folder, *folder.parents) if one.is_relative_to(mount) and one.is_dir())
 
@@ -53,7 +53,7 @@ def _left(folder: Path) -> float:
     ):
         limit, taken = _word(folder / most), _word(folder / used)
         if limit.isdecimal() and taken.isdecimal():
-            # files that nobody uses are given up for whoever needs the memory
+            # the page cache of inactive files is reclaimed when memory is needed
             counters = dict(line.split(maxsplit=1) for line in _text(folder / "memory.stat").splitlines() if " " in line)
             return max(int(limit) - int(taken) + int(counters.get(files, "0")), 0)
     return inf

@@ -1,8 +1,8 @@
 """Datastore: the tokens of many documents in a file that is mapped into memory, and the order of their suffixes in another.
 
-A folder of three files: `tokens.i32`, all documents one behind the other with a border behind each; `suffixes.i32`, where every
-suffix begins, sorted; `datastore.json`, what they are, written last. Numbers are little-endian int32: eight bytes per token on
-disk. Both files are mapped and never read whole, so building and using one takes little memory of its own.
+A folder of three files: `tokens.i32`, all documents one after another with a border behind each; `suffixes.i32`, where every
+suffix begins, sorted; `datastore.json`, their header, written last. Numbers are little-endian int32: eight bytes per token on
+disk. The first two are mapped and never read whole, so building and using a datastore takes little memory of its own.
 
 Source: He et al., REST (arXiv:2311.08252), section 3; the layout is our own.
 """
@@ -38,7 +38,7 @@ Report = Callable[[str, int, int], None]
 
 
 class Header(BaseModel):
-    """tokenizer: the fingerprint of the vocabulary. tokens: borders included. suffixes: tokens that are none."""
+    """tokenizer: the fingerprint of the vocabulary. tokens: borders included. suffixes: tokens that are not borders."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -104,11 +104,11 @@ def _mapped(file: Path, count: int) -> np.ndarray:
 def build(
     files: Many[Path], folder: Path, encode: Callable[[str], list[int]], vocab_size: int, tokenizer: str, report: Report
 ) -> Header:
-    """Write a datastore of text files (`lookups/documents`) to a folder. One that is there is replaced once the new one is whole.
+    """Write a datastore of text files (`lookups/documents`) to a folder. An existing one is replaced once the new one is whole.
 
-    encode: text to token ids, nothing added. tokenizer: the fingerprint of its vocabulary. Everything goes in pieces: beside
-    them, memory holds as much of the mapped files as there is room for. Raises SpecError where a file cannot be read or written;
-    nothing is left behind then.
+    encode: text to token ids, nothing added. tokenizer: the fingerprint of its vocabulary. Files are processed in pieces; beside
+    these, memory holds only as much of the mapped files as there is room for. Raises SpecError where a file cannot be read or
+    written; nothing is left behind then.
     """
     parts = {name: folder / f"{name}.part" for name in (TOKENS, SUFFIXES)}
     try:
@@ -144,12 +144,12 @@ def build(
 
 
 def size_bytes(header: Header) -> int:
-    """Of the two files that are mapped."""
+    """Size of the two mapped files."""
     return _WORD.itemsize * (header.tokens + header.suffixes)
 
 
 class _Corpus:
-    """What was tokenised. starts: int64 [V + 1], how many suffixes begin with a lesser token, once all is added up."""
+    """What was tokenised. starts: int64 [V + 1], how many suffixes begin with a smaller token, once counts are summed up."""
 
     def __init__(self, out: IO[bytes]) -> None:
         self._out, self._waiting = out, []
@@ -196,7 +196,7 @@ def _tokenised(files: Many[Path], out: IO[bytes], encode: Callable[[str], list[i
 
 
 def _reserve(file: Path, size: int) -> None:
-    """Make a file of so many zeros. Through a map a disk that is full would end the process, and not be an OSError."""
+    """Make a file of `size` zero bytes. Through a memory map, a full disk would kill the process, not raise OSError."""
     with file.open("wb") as out:
         if hasattr(os, "posix_fallocate"):
             os.posix_fallocate(out.fileno(), 0, size)
@@ -206,7 +206,7 @@ def _reserve(file: Path, size: int) -> None:
 
 
 def _sorted(source: Path, target: Path, corpus: _Corpus, report: Report) -> None:
-    """Deal all suffixes by their first token, then sort those of each token where they lie."""
+    """Bucket all suffixes by their first token, then sort each bucket in place."""
     tokens = np.asarray(np.memmap(source, _WORD, "r+"))
     suffixes = int(corpus.starts[-1])
     _reserve(target, suffixes * _WORD.itemsize)

@@ -22,8 +22,8 @@ _COLOURS = ("green", "cyan", "magenta", "yellow", "blue", "bright_red")
 
 
 class Trace:
-    """Colours every token by the drafter that proposed it; what was drafted in vain follows, struck out, or in brackets where no
-    styles are shown, as in a file."""
+    """Colours every token by the drafter that proposed it; rejected tokens follow, struck out, or in brackets where no styles are
+    shown, as in a file."""
 
     def __init__(self, console: Console, tokenizer: Tokenizer) -> None:
         self._console, self._tokenizer = console, tokenizer
@@ -62,7 +62,7 @@ class Trace:
         return self._tokenizer.decode([before, token])[len(self._tokenizer.decode([before])) :]
 
     def legend(self) -> None:
-        """Say which colour is whose; the target's own tokens are plain."""
+        """Print the colour of each drafter; the target's own tokens are plain."""
         line = Text("\ntarget", style="bold")
         for source, colour in self._colours.items():
             line.append(f"  {source}", style=f"bold {colour}")
@@ -76,13 +76,13 @@ class Trace:
 
 
 def summary(completion: Completion, drafter: str, wall_s: float) -> str:
-    """One line: speed, tau, acceptance. It claims nothing about equality, which nobody has checked here."""
+    """One line: speed, tau, acceptance. It does not claim that the text equals plain decoding's, which is not checked here."""
     count = completion.speculation
     rate = len(completion.token_ids) / wall_s if wall_s else 0.0
     line = f"{len(completion.token_ids)} tokens, {rate:.1f} tokens/s, tau {count.tau:.2f}"
     if count.draft_tokens:
         line += f", acceptance {count.accepted_tokens / count.draft_tokens:.2f}"
-    # the text of plain decoding is what nobody needs to be told of
+    # keeping the text of plain decoding is the normal case, which needs no mention
     guarantee = {"law": "; in distribution", "nothing": "; not lossless"}.get(completion.keeps, "")
     return f"{line} ({drafter}){guarantee}"
 
@@ -134,7 +134,7 @@ def method_entry(row: Mapping[str, Any]) -> Group:
 
 _FIELDS = ("source", "proposals", "exactness", "lossless", "taps", "branching", "trained", "cost")
 _WIDE = 120
-"""Characters of a line from which a table has room for more than names and summaries."""
+"""Line width in characters from which a table has room for more than names and summaries."""
 _COLUMNS = ("name", "summary", "proposals", "exactness", "branching", "trained")
 
 

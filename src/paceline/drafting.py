@@ -1,5 +1,5 @@
 """Drafting: what the drafters propose for each sequence of a step, one after another, as far as the policy grants and the target
-can verify. Under `match` nothing here can change a text. Of drafts that are drawn, what is kept never depends on their tokens
+can verify. Under `match` nothing here can change a text. Which part of a drawn draft is kept never depends on its tokens
 (`_prevails`, `_trim`).
 """
 
@@ -30,7 +30,7 @@ from paceline.union import union
 from paceline.verifiers.base import Verifier
 
 _TRIED = 32
-"""Of so many drafts that a part is denied for what was looked up, the last one is made: what is known of it would else stay."""
+"""Every so many times that a part yields to a looked-up draft, it drafts anyway: else its estimates would never change."""
 
 
 @frozen
@@ -51,15 +51,15 @@ class Work:
 
     @property
     def rows(self) -> int:
-        """Rows that it feeds whatever is drafted: of a model that computes again what a refused draft has overwritten, the root
-        alone, for these are tokens of the answer, which come of drafting, and no prompt."""
+        """Rows that it feeds whatever is drafted. Where a model must compute tokens of the answer again that a rejected draft has
+        overwritten, only the root counts: the others are a cost of drafting."""
         return 1 if self.reaches_root and self.start >= len(self.sequence.prompt) else self.count
 
 
 @dataclass
 class Draft:
-    """What is drafted for one sequence in one step: the tree that the target will see, and what each part was granted, in
-    levels, and proposed."""
+    """What is drafted for one sequence in one step: the tree that the target will see, and per part the levels granted and the
+    tree proposed."""
 
     tree: DraftTree
     proposed: list[tuple[Drafter, int, DraftTree]] = field(default_factory=list)
@@ -79,17 +79,17 @@ class Drafting:
         self._vocab_size = target.vocab_size
         self._chains, self._reads_chain = target.branching < Branching.TREE, verifier.reads_chain
         self._denied = Counter[str]()
-        """By part, since it last drafted in place of what was looked up."""
+        """Per part, how often it yielded to a looked-up draft since it last drafted in place of one."""
 
     def draft(self, work: Many[Work]) -> tuple[list[Draft], float]:
-        """One tree per sequence: each drafter drafts what the policy grants, knowing what those before it proposed.
+        """One tree per sequence, and the seconds that the drafters took.
 
-        Beside them the seconds that the drafters took.
+        Each drafter drafts what the policy grants it in view of what the drafters before it proposed.
         """
         drafts = [Draft(DraftTree.root(item.sequence.root)) for item in work]
         sequences = [item.sequence for item in work]
         named = any(sequence.drafters is not None for sequence in sequences)
-        # one that may draft nothing is not decided on: it would be judged by drafts that nobody made
+        # the policy does not see sequences without room: it would be judged by drafts that were not made
         roomy = [at for at, item in enumerate(work) if item.room.some]
         if not roomy or (not named and self._policy.skips_drafting(sequences)):
             return drafts, 0.0
@@ -104,7 +104,7 @@ class Drafting:
         return drafts, asked_s
 
     def _ask(self, part: Drafter, served: Many[tuple[Draft, Work]]) -> float:
-        """Have one drafter add to the drafts of the sequences that it serves; the seconds that it took."""
+        """Have one drafter add to the drafts of the sequences that it serves; returns the seconds that it took."""
         granted = self._granted(part, [item.sequence for _, item in served], [draft.tree for draft, _ in served])
         asked = []
         for (draft, item), budget in zip(served, granted, strict=True):
@@ -119,28 +119,28 @@ class Drafting:
         try:
             trees = part.propose([item.sequence for _, item, _ in asked], [budget for _, _, budget in asked])
         except OutOfPages as error:
-            # of a draft's own cache, which says nothing of how much the target's may hold
+            # the drafter's own cache is full, which says nothing about room in the target's
             raise torch.OutOfMemoryError(str(error)) from error
         took_s = now() - began
         lengths = {item.sequence.key: len(item.sequence.tokens) for _, item, _ in asked}
         if not part.costly:
-            # how deep it may go makes no difference, and all of it is asked for but at the end of an answer
+            # the granted depth makes no difference to its time, and is the whole except at the end of an answer
             self._costs.looked_up(part.name, part.budget.depth, lengths, took_s)
         elif depth := max(tree.deepest for tree in trees):
-            # a draft takes its time by the levels that it has, but where it is made whole
+            # the time of a draft depends on the levels drafted, except where it is always made whole
             depth = max(budget.levels for _, _, budget in asked) if part.drafts_whole else depth
             self._costs.drafted(part.name, depth, lengths, took_s)
         for (draft, item, budget), tree in zip(asked, trees, strict=True):
-            # a drafter that has nothing to say costs next to nothing
+            # a drafter that proposes nothing costs next to nothing
             if len(tree) > 1:
-                # inside a cascade a smaller vocabulary than that of who wrote what is looked up
+                # inside a cascade this vocabulary may be smaller than that of the looked-up text
                 tree = _readable(tree.known(self._vocab_size), item.sequence).pruned(budget)
                 self._take(draft, item, part, budget, tree.until(item.sequence.stop_ids))
         return took_s
 
     def _trim(self, drafts: Many[Draft], sequences: Many[Sequence]) -> None:
-        """Have the policy cut the trees down to the nodes that are worth a row; drawn ones, and those of requests that name their
-        drafters, stay as they are."""
+        """Have the policy cut the trees down to the nodes that are worth a row; drawn trees, and trees of requests that name
+        their drafters, stay as they are."""
         free = [
             at
             for at, draft in enumerate(drafts)
@@ -153,7 +153,7 @@ class Drafting:
 
     def _served(self, part: Drafter, sequences: Many[Sequence], named: bool) -> Many[int]:
         """Places of the sequences for which a part may draft. named: whether any of them names its drafters."""
-        # nearly always none does, and then there is nobody to ask
+        # nearly always none does, and then no sequence needs to be checked
         if not named and part.name in self._on_request:
             return ()
         if not named and part.suits_all:
@@ -183,10 +183,10 @@ class Drafting:
         return sequence.params.temperature > 0.0 and any(kind.drawn for kind in part.kinds)
 
     def _prevails(self, part: Drafter, budget: Budget, draft: Draft, sequence: Sequence) -> bool:
-        """Whether a part that draws is expected to bring more than what was looked up before, which then goes.
+        """Whether a part that draws is expected to bring more tokens than the looked-up draft, which is then dropped.
 
-        Together they would be point masses, and hide from a verifier what was drawn from what. It is settled before anything is
-        drawn, as a choice that has seen drawn tokens leaves nothing of how they were drawn.
+        Merged, both would count as point masses, and the verifier would not see what was drawn from which distribution. This is
+        decided before anything is drawn: a choice that depends on drawn tokens would falsify their recorded distribution.
         """
         if len(draft.tree) == 1 or draft.tree.kind.drawn:
             return True
@@ -215,13 +215,13 @@ class Drafting:
         elif both.is_chain or both.kind.drawn:
             draft.tree = both.first_chain().first(item.room.nodes)
         else:
-            # only one of both can be verified; a choice that has seen drawn tokens leaves nothing of how they were drawn
+            # only one of both can be verified; choosing by drawn tokens falsifies their distribution, so it is dropped
             draft.tree = max(draft.tree, rated, key=expected_tokens).undrawn().first(item.room.nodes)
 
 
 def _readable(tree: DraftTree, sequence: Sequence) -> DraftTree:
-    """What was looked up, without what the grammar of its request refuses. Drafts that were drawn keep to it already, as far as
-    they can, and must not be chosen from by their tokens."""
+    """A looked-up draft without the nodes that the request's grammar refuses. Drawn drafts keep to it already, as far as they
+    can, and must not be filtered by their tokens."""
     constraint = sequence.constraint
     if constraint is None or tree.kind is not Proposal.POINT:
         return tree

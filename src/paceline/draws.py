@@ -1,8 +1,8 @@
 """Draws that are not the target's choice: drafts, acceptance tests, residuals; each from a stream of its own.
 
 A stream is keyed (seed and number of the request, name, position behind the root, node, trial), never by the position-keyed noise
-alone: a draft that had seen the number with which it is judged would not be a sample of its proposal. Whoever draws twice at one
-node of one step says so by another name or trial.
+alone: a draft that depended on the number with which it is judged would not be a sample of its proposal. A caller that draws
+twice at one node of one step uses another name or trial.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from paceline.sequence import Sequence
 from paceline.tree import Proposal
 
 _STRETCH = 512
-"""Tokens whose probabilities are summed before one of them is looked for."""
+"""Tokens per block: the sums of all blocks are computed first, then a token is searched for within one block."""
 
 
 def chance(sequence: Sequence, name: str, node: int, trial: int = 0) -> float:
@@ -24,13 +24,13 @@ def chance(sequence: Sequence, name: str, node: int, trial: int = 0) -> float:
 
 
 def happens(probability: float, sequence: Sequence, name: str, node: int, trial: int = 0) -> bool:
-    """Whether something comes about that does so with this probability."""
+    """The outcome of a test that succeeds with this probability."""
     return chance(sequence, name, node, trial) < probability
 
 
 def drawn(probs: np.ndarray, sequence: Sequence, name: str, node: int) -> int:
-    """A token drawn from `probs`, float64 [V], not negative and with a sum above 0: the one in whose stretch of the sum a single
-    number falls. Noise for every token would take four times as long, and so would a running sum over all of them."""
+    """A token drawn from `probs`, float64 [V], not negative and with a sum above 0: the one in whose interval of the cumulative
+    sum a uniform number falls. Noise for every token would take four times as long, and so would one cumulative sum over all."""
     begins = range(0, len(probs), _STRETCH)
     sums = np.add.reduceat(probs, begins).cumsum()
     aim = chance(sequence, name, node) * sums[-1]
@@ -43,8 +43,8 @@ def drawn(probs: np.ndarray, sequence: Sequence, name: str, node: int) -> int:
 
 
 def likeliest(probs: torch.Tensor) -> int:
-    """The token of the largest probability in probs, float32 [V]; the smallest id of equal ones. It is the hub, for drawing and
-    for verifying alike."""
+    """The token of the largest probability in probs, float32 [V]; the smallest id of equal ones. Drawing and verifying both use
+    it as the hub."""
     return int(probs.cpu().numpy().argmax())
 
 

@@ -8,5 +8,5 @@ class PacelineError(Exception):
 
 
 def validators_words(message: str) -> str:
-    """What a validator of ours says, of a message of pydantic, which puts words of its own before it."""
+    """The message of our own validator, without the prefix that pydantic puts before it."""
     return message.removeprefix("Value error, ")

@@ -1,7 +1,7 @@
-"""Frozen: a dataclass to whose fields nobody assigns, for what every step makes anew.
+"""Frozen: a dataclass whose fields are never assigned to after construction, for objects that every step creates.
 
-`dataclass(frozen=True)` watches over that field by field, when one is made too, which takes four times as long as making it. Here
-the type checker does.
+`dataclass(frozen=True)` enforces that at run time, field by field and at construction too, which takes four times as long as the
+construction itself. Here the type checker enforces it.
 """
 
 from __future__ import annotations
@@ -14,5 +14,5 @@ Kind = TypeVar("Kind")
 
 @dataclass_transform(frozen_default=True)
 def frozen(kind: type[Kind]) -> type[Kind]:
-    """Make a class such a dataclass, which is hashed by its fields."""
+    """Class decorator for such a dataclass, which is hashed by its fields."""
     return dataclass(unsafe_hash=True)(kind)

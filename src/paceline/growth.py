@@ -1,6 +1,6 @@
 """Growth: what shape and kind a model's draft has, and a draft while it grows, level by level.
 
-Nothing here computes logits: whoever has the model asks a `Draft` which nodes it needs them of, and hands them over.
+Nothing here computes logits: the caller, which has the model, reads in `Draft.asked` which nodes need logits, and passes them in.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from paceline.tree_shapes import Shape, children
 class Growth:
     """How a model drafts.
 
-    kind: how tokens are chosen at a temperature; a greedy request is always drafted as POINT. shape: who gets children, however
-    likely they turn out; None where the tree grows by what the model finds likely: `width` children of a node, for `width`
-    nodes of a level, and of all of them the best that the budget has room for. amateur: show the model's own distribution,
-    untouched by sampling parameters, at every node, those without children included, and draw from that one.
-    Raises ValueError for a tree that would grow by the values of drawn tokens: they would not be drawn as it says.
+    kind: how tokens are chosen at a temperature; a greedy request is always drafted as POINT. shape: which nodes get children,
+    however likely they turn out; None where the tree grows by what the model finds likely: `width` children of a node, for
+    `width` nodes of a level, and of all of them the best that the budget has room for. amateur: record the model's own
+    distribution, untouched by sampling parameters, at every node, those without children included, and draw from that one.
+    Raises ValueError for a tree that would grow by the values of drawn tokens: its recorded distributions would be false.
     """
 
     kind: Proposal = Proposal.COUPLED
@@ -50,8 +50,8 @@ class Growth:
 
 @dataclass(slots=True)
 class _Node:
-    """place: where it is in the shape. path: tokens from below the root down to it. worth: likelihood of its whole path, by the
-    model's word. reach: the same as the budget's rule of stopping has it, where there is one."""
+    """place: its index in the shape. path: tokens from below the root down to it. worth: likelihood of its whole path by the
+    model's confidences. reach: the same by the budget's stopping rule; 1 without one."""
 
     token: int
     parent: int
@@ -79,14 +79,14 @@ class Draft:
         self._proposals: dict[int, torch.Tensor] = {}
         self._fed: list[int] = []
         self._expecting: list[tuple[int, Many[int]]] = []
-        """Nodes whose children are being chosen, and where in the shape those are."""
+        """Nodes whose children are being chosen, and the children's indices in the shape."""
         self.asked = [0] if budget.some else []
         self._parents = set(self.asked)
         """Those of the nodes asked for that are to have children."""
         self.forks = self._slots is None or _forks(self._slots, growth.amateur)
 
     def feed(self, cached: int) -> Feed:
-        """What the next forward reads behind `cached` tokens; its last rows are those of the nodes that are asked for."""
+        """The rows of the next forward behind `cached` tokens; the last ones are those of the nodes that are asked for."""
         self._fed += self.asked
         nodes = [self._nodes[node] for node in self._fed]
         text = self.sequence.tokens[cached:]
@@ -112,7 +112,7 @@ class Draft:
                 self._choose(at, row, len(places), noise, ranking)
 
     def grow(self, chosen: Iterator[Ranked]) -> None:
-        """Hang those below them that were chosen, in the order in which they were looked at."""
+        """Add the chosen children below the nodes that were asked for, in the order of `look`."""
         fresh: list[int] = []
         stopping = self._budget.stopping
         for at, places in self._expecting:
@@ -129,8 +129,8 @@ class Draft:
         return range(self._growth.width) if self._slots is None else self._slots[node.place]
 
     def _parents_of(self, fresh: list[int]) -> Iterable[int]:
-        """Those of a new level that get children. A floor is blind, and so is the end of a text: the token that they look at is
-        in the tree already."""
+        """The nodes of a new level that get children. The floor and the end of the text may be tested for drawn tokens too: the
+        token they depend on stays in the tree."""
         nodes, budget, ends = self._nodes, self._budget, self.sequence.stop_ids
         if len(nodes[fresh[0]].path) == budget.depth:
             return ()
@@ -144,7 +144,7 @@ class Draft:
         return [node for node in self._by_worth(going) if node in best][: self._growth.width]
 
     def _by_worth(self, nodes: Iterable[int]) -> list[int]:
-        """A parent precedes its children: none is worth more than it, and of equals the older comes first."""
+        """Nodes by falling worth. A parent precedes its children: none is worth more, and of equals the older comes first."""
         return sorted(nodes, key=lambda node: -self._nodes[node].worth)
 
     def _best(self) -> list[int]:
@@ -152,7 +152,7 @@ class Draft:
         return self._by_worth(range(1, len(self._nodes)))[: self._budget.nodes]
 
     def _choose(self, at: int, row: torch.Tensor, count: int, noise: Noise | None, ranking: Ranking) -> None:
-        """Up to `count` children of a node with their confidences, best or first drawn first; none of what is no number."""
+        """Give `ranking` up to `count` children of a node, best or first drawn first; none where its logits are not numbers."""
         node = self._nodes[at]
         scores = target_scores(row, Context(self.sequence, node.path))
         if not self._kind.drawn:
@@ -167,13 +167,13 @@ class Draft:
         ranking.put(list(zip(tokens, probs[tokens].tolist(), strict=True)))
 
     def _order(self) -> list[int]:
-        """The nodes of the tree below its root: siblings in the order of their choice, what is worth more before the rest."""
+        """The nodes of the tree below its root: by falling worth, or in the order of the shape where there is one."""
         if self._slots is None:
             return self._best()
         return sorted(range(1, len(self._nodes)), key=lambda node: self._nodes[node].place)
 
     def kept(self) -> Verdict:
-        """What of the last forward a cache may keep: of a draft that forks its first chain, once it is done."""
+        """The rows of the last forward that a cache may keep: the first chain of a draft that forks, once it is done."""
         if not self.forks or self.asked:
             return Verdict()
         order, path = self._order(), []
@@ -203,14 +203,14 @@ class Draft:
 
 
 def _distribution(scores: torch.Tensor) -> torch.Tensor | None:
-    """float32 [V]: what scores stand for; None where they hold no numbers, which no verifier could weigh."""
+    """float32 [V]: the softmax of scores; None where they are not numbers, which no verifier could use."""
     probs = scores.softmax(-1)
     return probs if bool(probs[0] >= 0.0) else None
 
 
 @lru_cache(maxsize=256)
 def _forks(slots: tuple[tuple[int, ...], ...], everywhere: bool) -> bool:
-    """Whether a shape asks for more than a chain of first children. everywhere: those without children are asked for too."""
+    """Whether a shape asks for more than a chain of first children. everywhere: nodes without children are asked for too."""
     node = 0
     while asked := [child for child in slots[node] if slots[child] or everywhere]:
         if asked != [slots[node][0]]:

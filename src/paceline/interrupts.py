@@ -1,8 +1,8 @@
 """Interrupts: Ctrl-C while modules are imported and a model loads ends the command line at once; in a step of the engine it waits
 until that is over.
 
-Raised as an exception while something is imported, it is lost in imports that go on without what they could not import, or
-becomes another error. Raised in a step, it would leave other threads' requests with half of what that brought, or locks held.
+As an exception during an import, it is lost where the importing code catches errors and goes on without the module, or it becomes
+another error. Raised in a step, it would leave other threads' requests half updated, or locks held.
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ from threading import current_thread, main_thread
 from typing import Any
 
 _SIGINT = int(signal.SIGINT)
-"""What `_signal` takes: the functions that `signal` makes of its own look names up for 25 us, which every step would wait."""
+"""For `_signal`: the wrappers of its functions in `signal` look up names, which would take 25 us in every step."""
 INTERRUPTED = 128 + signal.SIGINT
-"""As a shell tells of a program that Ctrl-C ended."""
+"""Exit status of a program that Ctrl-C ended, by the convention of shells."""
 
 
 def end_at_once() -> None:
-    """Until `raise_again`, unless somebody ignores interrupts or handles them: nothing is written yet that would be lost."""
+    """Let Ctrl-C end the process at once, until `raise_again`, unless interrupts are ignored or handled: nothing can be lost."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        # another thread than the main one may not, and is never interrupted
+        # other threads than the main one may not set handlers, and are never interrupted
         with suppress(ValueError):
             signal.signal(signal.SIGINT, _end)
 
 
 def raise_again() -> None:
-    """Handle interrupts as Python does: what was begun from here on is cleared up."""
+    """Handle interrupts as Python does, so that what is begun from here on is cleaned up."""
     if signal.getsignal(signal.SIGINT) is _end:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @contextmanager
 def raised() -> Iterator[None]:
-    """The same for as long as there is something to clear up, such as processes."""
+    """A context with `raise_again` in effect, for code that must clean up, such as ending processes."""
     ended = signal.getsignal(signal.SIGINT) is _end and current_thread() is main_thread()
     if ended:
         raise_again()
@@ -58,7 +58,7 @@ class Deferred:
     def __enter__(self) -> None:
         if current_thread() is not main_thread() or not callable(handler := _signal.getsignal(_SIGINT)):
             return
-        # in the main thread of another interpreter nobody may
+        # not allowed in the main thread of a subinterpreter
         with suppress(ValueError):
             _signal.signal(_SIGINT, self._note)
             self._handler = handler

@@ -28,7 +28,7 @@ def token_logprobs(row: np.ndarray, token: int, count: int) -> TokenLogprobs:
     total = best + math.log(float(np.exp(row - best, dtype=np.float64).sum()))
     value = row[token]
     size = min(count, len(row))
-    # of equal ones the first, whatever a partition would make of them
+    # of equal ones the first, which a partition alone does not guarantee
     among = np.flatnonzero(row >= np.partition(row, -size)[-size]) if size else np.empty(0, np.int64)
     ordered = among[np.argsort(-row[among], kind="stable")][:size].tolist()
     rank = int((row > value).sum()) + 1

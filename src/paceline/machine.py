@@ -1,4 +1,4 @@
-"""The machine: its name, for whoever reads a number that was measured on it, memory it has left, and what this process took."""
+"""The machine: its name, to go with numbers measured on it, the memory it has left, and the memory that this process took."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from paceline.container import memory_left, processor_limit
 
 
 def processor() -> str:
-    """The processor's name where the system tells it."""
+    """The processor's name, or its architecture where the system does not report a name."""
     return core().get("model name", platform.machine())
 
 
 def core() -> dict[str, str]:
-    """What Linux says of the first core, by its own names; nothing elsewhere."""
+    """Linux's fields for the first core, by name; empty on other systems."""
     cpuinfo = Path("/proc/cpuinfo")
     text = cpuinfo.read_text() if cpuinfo.exists() else ""
     lines = (line.partition(":") for line in text.partition("\n\n")[0].splitlines())
@@ -27,20 +27,20 @@ def core() -> dict[str, str]:
 
 
 def most_threads() -> int:
-    """Threads that can run at once: one for each processor that this process may use, and for as many as its container may."""
+    """Threads that can run at once: one for each processor that this process may use, within its container's limit."""
     processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(processors, _allowed())
 
 
 @cache
 def _allowed() -> int:
-    """Threads beyond which a container's time is used up early, and all of them then wait."""
+    """Most threads for a container's processor time: with more, it is used up early, and all of them then wait."""
     limit = processor_limit()
     return sys.maxsize if isinf(limit) else max(ceil(limit), 1)
 
 
 def free_bytes() -> int:
-    """Memory that is free, or that the system would give at once, to this container too; a gigabyte where it does not tell."""
+    """Memory that is available at once, also within this container's limit; a gigabyte where the system does not report it."""
     return int(min(_available(), memory_left()))
 
 
@@ -57,7 +57,7 @@ def _available() -> int:
 
 
 def user_cache() -> Path | None:
-    """Where this user's caches are; None where nobody's are, as without a home."""
+    """Paceline's folder among this user's caches; None without a home directory."""
     usual = "~/Library/Caches" if sys.platform == "darwin" else os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     with suppress(RuntimeError):
         return Path(usual).expanduser().absolute() / "paceline"
@@ -65,7 +65,7 @@ def user_cache() -> Path | None:
 
 
 def expanded(path: str | Path) -> Path:
-    """A path whose `~` is somebody's home. Raises OSError where that is the home of nobody."""
+    """A path with `~` expanded. Raises OSError where there is no such home directory."""
     try:
         return Path(path).expanduser()
     except RuntimeError as error:
@@ -73,7 +73,7 @@ def expanded(path: str | Path) -> Path:
 
 
 def peak_resident_bytes() -> int | None:
-    """The most memory this process ever held; None where the system does not tell."""
+    """The most memory this process ever held; None where the system does not report it."""
     status = Path("/proc/self/status")
     lines = status.read_text().splitlines() if status.exists() else []
     held = next((line.split()[1] for line in lines if line.startswith("VmHWM:")), None)

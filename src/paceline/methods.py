@@ -1,7 +1,7 @@
-"""What the methods say of themselves, read without building anything: the fields of their modules' docstrings, their options,
+"""Descriptions of the methods, read without building anything: the fields of their modules' docstrings, their options,
 and what their classes declare.
 
-Which kinds of proposals a verifier keeps, and how, is its class's to say, so that no text can promise more.
+Which kinds of proposals a verifier keeps, and how, is read from its class, so that no text can promise more.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ _FIELD = re.compile(rf"^({_NAMES}): (.*?)(?=^(?:{_NAMES}): |\Z)", re.MULTILINE |
 
 
 def described(registry: Registry) -> list[dict[str, str]]:
-    """Per method its name, its first line, its description, and every `Field: value` of its docstring in lower case; of a
-    verifier `exactness` and `lossless` as its class has them."""
+    """Per method its name, its first line, its description, and every `Field: value` of its docstring, the field in lower case;
+    for a verifier `exactness` and `lossless` come from its class."""
     modules = {name: row.load() for name, row in registry.items()}
     return [
         {**_described(name, module.__doc__), **(_promised(_verifier_class(module)) if registry is VERIFIERS else {})}
@@ -52,35 +52,35 @@ def described(registry: Registry) -> list[dict[str, str]]:
 
 
 def noted(drafter: Drafter) -> tuple[str, str]:
-    """The first line and the source of one that was built, as the docstring of its file has them; "" for what it does not say."""
+    """The first line and the source in the docstring of a built drafter's file; "" for what is missing there."""
     module = sys.modules.get(type(drafter).__module__)
     said = _described(drafter.name, module and module.__doc__)
     return said["summary"], said.get("source", "")
 
 
 def compositions() -> list[dict[str, str]]:
-    """As `described`, of what specs are put together with."""
+    """As `described`, for the ways to combine specs."""
     return [_described(name, text) for name, text in _COMPOSITIONS.items()]
 
 
 def composed() -> list[dict[str, Any]]:
-    """As `listed` has drafters: of every kind of proposal, for they are put together from any."""
+    """As `listed` for drafters: with every kind of proposal, since any drafters may be combined."""
     kinds = [*Proposal]
     kept = {name: _least(_verifier_class(verifier.load()), kinds) for name, verifier in VERIFIERS.items()}
     return [{**row, "kinds": [kind.name for kind in kinds], "exactness": kept} for row in compositions()]
 
 
 def approximations() -> list[dict[str, Any]]:
-    """As `listed` has methods: the formats of weights, which are no modules."""
+    """As `listed` for methods: the weight formats, which are no modules."""
     source = next(row["source"] for row in compositions() if row["name"] == "x@y")
     return [{"name": form, "summary": f"Weights held as {form}.", "source": source, "options": []} for form in WEIGHTS]
 
 
 def listed(family: str) -> list[dict[str, Any]]:
-    """The rows of `described`, and what is no sentence.
+    """The rows of `described`, with structured data added.
 
-    Of all, options: the fields of `Option`. Of drafters, kinds: of their proposals; exactness: by verifier, "text", "law" or
-    "none", the least that it keeps of them. Of verifiers, kinds: "text" or "law", by the kinds that they keep.
+    For all methods, options: the fields of `Option`. For drafters, kinds: of their proposals; exactness: by verifier, "text",
+    "law" or "none", the least that it keeps for these kinds. For verifiers, kinds: "text" or "law", by the kinds they keep.
     """
     registry = FAMILIES[family]
     rows: list[dict[str, Any]] = []
@@ -99,8 +99,8 @@ def listed(family: str) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class Option:
-    """One argument of a method. needed: it cannot be left out. default: as JSON; None where nothing is. values: those it takes,
-    in words. meaning: what the docstring says; where it says one thing of several options it begins with their names."""
+    """One argument of a method. needed: it cannot be left out. default: as JSON; None for none. values: those it takes, in words.
+    meaning: its text in the docstring; where one text is for several options, it begins with their names."""
 
     name: str
     needed: bool
@@ -123,7 +123,7 @@ def options(module: ModuleType) -> list[Option]:
 
 
 def default_of(option: Mapping[str, Any]) -> str:
-    """The default of an option as a spec says it. option: the fields of `Option`."""
+    """The default of an option as written in a spec. option: the fields of `Option`."""
     default = option["default"]
     if isinstance(default, bool):
         return "yes" if default else "no"
@@ -133,7 +133,7 @@ def default_of(option: Mapping[str, Any]) -> str:
 
 
 def _meanings(text: str, names: list[str]) -> dict[str, str]:
-    """What a docstring says of each option: `one: text. two, three: text.`"""
+    """The text for each option in a docstring: `one: text. two, three: text.`"""
     if not names:
         return {}
     name = rf"(?:{'|'.join(names)})"
@@ -149,7 +149,7 @@ _VALUES = {"boolean": "yes or no", "string": "text"}
 
 
 def _values(field: Mapping[str, Any]) -> str:
-    """What an option takes, from its JSON schema."""
+    """The values that an option takes, in words, from its JSON schema."""
     field = next((kind for kind in field.get("anyOf", ()) if kind.get("type") != "null"), field)
     if "enum" in field:
         *others, last = field["enum"]
@@ -192,7 +192,7 @@ def _verifier_class(module: ModuleType) -> type[Verifier]:
 
 
 def _least(verifier: type[Verifier], kinds: list[Proposal]) -> str:
-    """What a verifier keeps of proposals of any of these kinds."""
+    """The least that a verifier keeps for proposals of these kinds."""
     kept = {verifier.exactness.get(kind) for kind in kinds}
     if None in kept:
         return "none"
@@ -203,6 +203,6 @@ def _joined(prose: str) -> str:
     """Each paragraph, and each item of a list, on one line."""
     blocks = [block for block in re.split(r"\n\s*\n|\n(?=- )", prose) if block.strip()]
     lines = [" ".join(block.split()) for block in blocks]
-    # items of one list stand under each other, and everything else apart
+    # items of one list follow one another, all else is separated by a blank line
     joints = ["\n" if a.startswith("- ") and b.startswith("- ") else "\n\n" for a, b in pairwise(lines)]
     return "".join(map(str.__add__, lines, [*joints, ""]))

@@ -64,21 +64,21 @@ def key(seed: int, position: int) -> int:
 
 
 def signed_seed(seed: int) -> int:
-    """The 64 bits of a seed that count, as compiled code takes them."""
+    """The low 64 bits of a seed as a signed integer, the form that compiled code takes."""
     word = seed & _LONG
     return word - (1 << 64) if word >> 63 else word
 
 
 @lru_cache(maxsize=8192)
 def stream(seed: int, name: str, node: int = 0, trial: int = 0) -> int:
-    """The seed of a stream of its own, independent of `seed` and of every other stream.
+    """The seed of a separate stream, independent of `seed` and of every other stream.
 
-    What is not the target's choice draws from such streams: drafts, acceptance tests and residuals, each at the position of
-    the root and at its node. So no drafter knows the noise with which it is judged.
+    Draws that are not the target's choice use such streams: drafts, acceptance tests and residuals, each at the position of
+    the root and at its node. So no draft depends on the noise with which it is judged.
     """
     mixed = _mix64(seed & _LONG)
     text = name.encode()
-    # the whole name, eight bytes a word: two models of one long path are two sources all the same
+    # the whole name, eight bytes a word: two models whose long paths begin alike are still two sources
     words = [int.from_bytes(text[at : at + 8], "little") for at in range(0, len(text), 8)]
     for word in (len(text), *words, node, trial):
         mixed = _mix64(mixed ^ _mix64(word & _LONG))
@@ -86,7 +86,7 @@ def stream(seed: int, name: str, node: int = 0, trial: int = 0) -> int:
 
 
 def told_apart(*texts: Iterable[int]) -> int:
-    """A number below 2^63 for these texts, given as token ids: others have others, but for one in so many."""
+    """A hash below 2^63 of these texts, given as token ids."""
     told = blake2b(digest_size=8)
     for text in texts:
         ids = np.fromiter(text, "<i8")
@@ -121,18 +121,18 @@ def _gumbel_of(words: Array) -> Array:
 
 
 def noised_best(scores: torch.Tensor, seed: int, position: int, count: int = 1) -> list[int]:
-    """The `count` token ids with the largest score + noise, best first; fewer where fewer scores are finite, none where one is no
-    number.
+    """The `count` token ids with the largest score + noise, best first; fewer where fewer scores are finite, none where one is
+    NaN.
 
     scores: float32 [V], log-probabilities up to a constant, -inf for what cannot be chosen.
     """
     if scores.device.type != "cpu":
-        # a device noises a whole vocabulary sooner than it answers which tokens need it
+        # a GPU adds noise to a whole vocabulary sooner than it reports which tokens need it
         noised = scores.double() + gumbel(seed, position, torch.arange(scores.shape[0], device=scores.device))
         best = noised.topk(min(count, scores.shape[0]))
         tokens, values = best.indices.tolist(), best.values.tolist()
         if not values[0] > -torch.inf:
-            # what is no number comes first
+            # NaN comes first
             return []
         return [token for token, value in zip(tokens, values, strict=True) if value > -torch.inf]
     row = scores.numpy()
@@ -147,9 +147,9 @@ def noised_best(scores: torch.Tensor, seed: int, position: int, count: int = 1) 
 def _contenders(scores: np.ndarray, seed: int, position: int, count: int) -> np.ndarray:
     """int [C]: every token that may be among the `count` best, usually few. The shortcut is exact, for noise is bounded.
 
-    The best-scored token of every stretch of the vocabulary gives a value to beat. A token whose score alone reaches it less
-    `ORDINARY` may win with ordinary noise; any other must have drawn one of the rare hashes above that. So logarithms are
-    taken of few, and hashes of what is in range.
+    The best-scored tokens of equal stretches of the vocabulary give a value to beat. A token whose score is at most `ORDINARY`
+    below it may win with ordinary noise; any other needs one of the rare hashes from `ORDINARY_HASH` on. So logarithms are
+    computed for few tokens, and hashes for those in range.
     """
     probes = max(_PROBES, count)
     width = len(scores) // probes
@@ -168,7 +168,7 @@ def _contenders(scores: np.ndarray, seed: int, position: int, count: int) -> np.
             ids = np.flatnonzero(within)
             tile = tile[ids]
         else:
-            # what is out of range among them cannot win, and does no harm
+            # tokens out of range cannot win, so including them does no harm
             ids = np.arange(len(tile), dtype=np.int32)
         kept = (hashed(seed, position, ids + low) >= ORDINARY_HASH) | (tile >= ordinary)
         found.append(ids[kept] + low)
@@ -176,5 +176,5 @@ def _contenders(scores: np.ndarray, seed: int, position: int, count: int) -> np.
 
 
 def _under(bound: float) -> np.float32:
-    """A float32 surely not above `bound`: far from zero, rounding could lift a bound over a score that reaches it."""
+    """A float32 surely not above `bound`: far from zero, rounding could raise a bound above a score that reaches it."""
     return np.nextafter(np.float32(bound), np.float32(-np.inf))

@@ -1,4 +1,4 @@
-"""Open files: as many as this process may have, where each request has a connection of its own."""
+"""Open files: raises this process's limit, since each request has its own connection."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import sys
 from contextlib import suppress
 
 _OPEN_MAX = 10240
-"""macOS says that there is no limit, and grants no more."""
+"""macOS reports no limit, but grants no more than this."""
 
 
 def raise_limit() -> None:
-    """Let this process, and those that it starts from now on, open as many files as they ever may: shells grant far fewer."""
+    """Raise the limit of this process, and of those it starts from now on, to the highest allowed: shells set a far lower one."""
     if sys.platform == "win32":
         return
     import resource

@@ -1,8 +1,8 @@
-"""Own files: drafters, verifiers and policies of somebody's own, looked over when built and whenever they answer.
+"""Own files: users' own drafters, verifiers and policies, checked when they are built and at every call.
 
-Whoever writes a method makes mistakes, and each is to be one sentence that names the file. What a file builds is looked over, and
-then becomes of a class below its own, which calls through and looks at what comes back. Methods of the tables are never watched:
-their steps take no time for it.
+Every mistake in a user's method is reported in one sentence that names the file. What a file builds is checked, and its class is
+then replaced by a subclass whose methods check what the user's return. Methods of the registries are never watched, so their
+steps take no time for it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class OwnFileError(PacelineError):
 
 
 class _Watched:
-    """What was built by a file, and is looked at whenever it answers."""
+    """Marks an object that a file built and whose methods check their return values."""
 
     __slots__ = ()
 
@@ -49,7 +49,7 @@ Part = TypeVar("Part", Drafter, Verifier, Policy)
 
 
 def bound(row: Row, method: Method) -> BaseModel:
-    """The options of a method in a file. Raises UnknownMethod where the file or its `Options` are unfit, SpecError where
+    """The options of a method in a file. Raises UnknownMethod where the file or its `Options` are invalid, SpecError where
     `Options` refuse the arguments."""
     file, module = row.module, row.load()
     if not (isinstance(module.Options, type) and issubclass(module.Options, BaseModel)):
@@ -59,7 +59,7 @@ def bound(row: Row, method: Method) -> BaseModel:
 
 
 def built(row: Row, method: Method, contract: type[Part], surroundings: Surroundings | None = None) -> Part:
-    """What a file builds, watched from then on. contract: what it must be. Raises UnknownMethod where it is no such thing or
+    """What a file builds, watched from then on. contract: the class it must have. Raises UnknownMethod where it has another or
     cannot be built, SpecError where `Options` refuse the arguments."""
     file, module, options = row.module, row.load(), bound(row, method)
     arguments = () if surroundings is None else (surroundings,)
@@ -75,7 +75,7 @@ def built(row: Row, method: Method, contract: type[Part], surroundings: Surround
         parts = {id(part): part for part in (made, *(made.parts if isinstance(made, Drafter) else ()))}
         for part in parts.values():
             _look_over(file, part)
-            # what a file builds of methods of the tables keeps their names
+            # registered methods that a file builds keep their names
             if part is made or not type(part).__module__.startswith("paceline."):
                 _check_name(file, part, _TABLES[contract])
     answers = {**_ANSWERS[contract], **({"propose": _proposed(surroundings.target.vocab_size)} if surroundings else {})}
@@ -91,19 +91,19 @@ def _word(contract: type) -> str:
 
 
 def _said(value: Any) -> str:
-    """What an answer is, in few words: None, what it is of the three, or its type."""
+    """A returned value in few words: None, which of the three contracts it is an instance of, or its type."""
     words = ("None",) if value is None else tuple(f"a {_word(kind)}" for kind in _ANSWERS if isinstance(value, kind))
     return words[0] if words else f"something of the type '{type(value).__name__}'"
 
 
 @contextmanager
 def _blamed(file: str, module: ModuleType, what: str, kind: type[UnknownMethod] | None = None) -> Iterator[None]:
-    """Whatever is raised within is one sentence, but for what the engine knows. kind: of the error, else OwnFileError."""
+    """Reports exceptions raised within as one sentence, except those the engine handles. kind: its class, else OwnFileError."""
     try:
         yield
-    # whatever the code of a stranger raises
+    # a user's code may raise anything
     except (Exception, SystemExit) as error:
-        # where memory ends in a step, the engine goes on with less
+        # where memory runs out in a step, the engine goes on with less
         if isinstance(error, PacelineError) or (kind is None and memory_ended(error)):
             raise
         mistake = f"{what} raised {raised(error, module.__file__ or file)}"
@@ -111,7 +111,7 @@ def _blamed(file: str, module: ModuleType, what: str, kind: type[UnknownMethod] 
 
 
 _Check = tuple[Callable[[Any], Any], str]
-"""Whether a value can be, and what it should be."""
+"""Whether a value is valid, and what it should be."""
 _NAME: _Check = (lambda name: isinstance(name, str) and name != "", "a text")
 _FLAG: _Check = (lambda flag: isinstance(flag, bool), "True or False")
 _MADE = "what super().__init__() makes: call it in its __init__"
@@ -141,7 +141,7 @@ _DECLARED: Mapping[type, Mapping[str, _Check]] = {
     },
     Policy: {"name": _NAME, **dict.fromkeys(("costs", "acceptance", "depth_acceptance"), (lambda made: made is not None, _MADE))},
 }
-"""What a drafter, a verifier and a policy say of themselves."""
+"""Attributes that a drafter, a verifier and a policy must have."""
 
 
 def _all(kind: type, values: Any) -> bool:
@@ -153,7 +153,7 @@ def _is_budget(budget: Any) -> bool:
 
 
 def _look_over(file: str, part: Drafter | Verifier | Policy) -> None:
-    """Raise UnknownMethod where something that it must say of itself is missing or cannot be."""
+    """Raise UnknownMethod where an attribute that a part must have is missing or invalid."""
     for contract, declared in _DECLARED.items():
         for name, (fits, what) in declared.items() if isinstance(part, contract) else ():
             if not hasattr(part, name):
@@ -166,18 +166,18 @@ _TABLES: Mapping[type, Registry] = {Drafter: DRAFTERS, Verifier: VERIFIERS, Poli
 
 
 def _check_name(file: str, part: Drafter | Verifier | Policy, table: Registry) -> None:
-    """Raise UnknownMethod where a part would be told of, and asked for, by the name of a method that it is not."""
+    """Raise UnknownMethod where a part has the name of a registered method, or `auto`."""
     if part.name in {AUTO, *table}:
         mistake = f"the 'name' of its {type(part).__name__} is '{part.name}', as another {table.family} is called"
         raise UnknownMethod(f"'{file}': {mistake}: give it one of its own")
 
 
 Answer = Callable[[Any, tuple[Any, ...], Any], str]
-"""What is wrong with an answer, "" for nothing: of a part, its arguments, and what it answered."""
+"""What is wrong with a return value, "" for nothing. Called with the part, the arguments, and the value."""
 
 
 def _watch(file: str, module: ModuleType, part: Any, contract: type, answers: Mapping[str, Answer]) -> None:
-    """Make a part one of a class below its own, in which all that its author wrote of the contract is watched."""
+    """Replace a part's class by a subclass in which every member of the contract that its author overrode is watched."""
     kind = type(part)
     members: dict[str, Any] = {"__slots__": (), "__module__": module.__name__, "__doc__": kind.__doc__}
     asked = [name for name in vars(contract) if name == "__call__" or not name.startswith("_")]
@@ -187,14 +187,14 @@ def _watch(file: str, module: ModuleType, part: Any, contract: type, answers: Ma
             continue
         watched = _watched(file, module, name, answers.get(name), members)
         members[name] = property(watched) if isinstance(theirs, property) else watched
-    # the class itself is needed by the members that it consists of
+    # the members need the class itself for `super`
     members["made"] = made = new_class(kind.__name__, (kind, _Watched), exec_body=lambda space: space.update(members))
-    # whatever its author lets be set
+    # works even where its author restricts setting attributes
     object.__setattr__(part, "__class__", made)
 
 
 def _watched(file: str, module: ModuleType, name: str, answer: Answer | None, scope: Mapping[str, Any]) -> Callable[..., Any]:
-    """A method, or what a property gives. scope: has the class as `made` by the time of a call."""
+    """A watched method or property getter. scope: contains the class as `made` by the time of a call."""
     what = f"its '{name}'"
 
     def ask(self: Any, *arguments: Any, **named: Any) -> Any:
@@ -214,13 +214,13 @@ def _watched(file: str, module: ModuleType, name: str, answer: Answer | None, sc
 
 
 def _sequences(arguments: tuple[Any, ...]) -> Many[Sequence]:
-    """Those that a method is given, which come first."""
+    """The sequences among a method's arguments, which are always its first one."""
     first = arguments[0] if arguments else ()
     return [one for one in (first if isinstance(first, (list, tuple)) else (first,)) if isinstance(one, Sequence)]
 
 
 def _mistaken(answer: Answer, source: str, *asked: Any) -> str:
-    """What is wrong with an answer in which there may be anything. source: the file that gave it."""
+    """What is wrong with a return value that may contain anything. source: the file that returned it."""
     try:
         return answer(*asked)
     except (Exception, SystemExit) as error:
@@ -230,7 +230,7 @@ def _mistaken(answer: Answer, source: str, *asked: Any) -> str:
 
 
 def _one_each(kind: type, sequences: Many[Sequence], answered: Any) -> str:
-    """What is wrong with an answer that should be a list of one of this kind for each sequence."""
+    """What is wrong with a return value that should be a list with one instance of `kind` for each sequence."""
     if not isinstance(answered, (list, tuple)):
         return f"{_said(answered)}, not a list of one {kind.__name__} for each sequence"
     if len(answered) != len(sequences):
@@ -246,7 +246,7 @@ def _first(mistakes: Iterable[str]) -> str:
 
 
 def _proposed(vocab_size: int) -> Answer:
-    """What is wrong with drafts for a target of so many tokens."""
+    """Checks drafts for a target of `vocab_size` tokens."""
 
     def judge(drafter: Drafter, arguments: tuple[Any, ...], trees: Any) -> str:
         sequences, budgets = arguments
@@ -260,7 +260,7 @@ def _proposed(vocab_size: int) -> Answer:
 def _drafted(drafter: Drafter, sequence: Sequence, budget: Budget, tree: DraftTree, vocab_size: int) -> str:
     """What is wrong with the draft for one sequence."""
     try:
-        # trees that are made by `chain` or `grown` were not looked over
+        # `chain` and `grown` make trees without checking them
         tree.__post_init__()
     except (ValueError, TypeError) as error:
         return f"no tree: {error}"
@@ -282,7 +282,7 @@ def _drafted(drafter: Drafter, sequence: Sequence, budget: Budget, tree: DraftTr
 
 
 def _undrawn(tree: DraftTree, vocab_size: int) -> str:
-    """What is wrong with the distributions from which a tree says that it was drawn."""
+    """What is wrong with the distributions that a drawn tree records."""
     for node in range(1, tree.candidates):
         row = tree.proposals.get((tree.parents[node], tree.sources[node]))
         if not isinstance(row, torch.Tensor) or row.shape != (vocab_size,):
@@ -293,7 +293,7 @@ def _undrawn(tree: DraftTree, vocab_size: int) -> str:
 
 
 def _no_token(tokens: Many[Any], vocab_size: int) -> str | None:
-    """What is wrong with the first of these that is no token id."""
+    """What is wrong with the first of `tokens` that is no token id; None where all are."""
     for token in tokens:
         if not isinstance(token, Integral):
             return f"{_said(token)} where a token id belongs"

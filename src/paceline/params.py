@@ -13,7 +13,7 @@ TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 LONGEST_GRAMMAR = 1 << 18
 """Characters. The grammar of an answer that may call tools holds the schemas of all of them."""
 LEAST_TEMPERATURE = 1e-6
-"""But for 0: logits divided by less would leave float32, and several tokens be infinitely likely."""
+"""Except for 0: logits divided by less would overflow float32, and several tokens be infinitely likely."""
 
 
 def _divisible(temperature: float) -> float:
@@ -89,7 +89,7 @@ class SamplingParams(BaseModel):
     grammar: Grammar | None = None
 
     if TYPE_CHECKING:
-        # what may be given, and not what it becomes
+        # the types of arguments, not of the fields
         def __init__(
             self,
             *,

@@ -1,7 +1,7 @@
-"""Ranking: which tokens a model's draft goes on with, and how likely the model holds each of them.
+"""Ranking: which tokens a model's draft goes on with, and the model's confidence in each of them.
 
-On a CPU a row is ranked when it is handed over. Where rows lie on a GPU all those of a level are ranked there at once: whoever
-drafts waits once a level, and reads a few numbers in place of whole rows.
+On a CPU a row is ranked when it is added. On a GPU all rows of a level are ranked there at once: the host waits once per level,
+and reads a few numbers in place of whole rows.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from paceline.noise import gumbel, noised_best
 _FEW = 8192
 """Up to so many tokens all are noised."""
 _FAR = 12.0
-"""Tokens whose scores are further than this below the largest count for nothing in a confidence where there are more."""
+"""In larger vocabularies, tokens whose scores are further than this below the largest are ignored in confidences."""
 
 Ranked = list[tuple[int, float]]
 """Tokens, best first, and their shares in the softmax of what they were ranked by."""
@@ -51,23 +51,23 @@ class Noise:
 
 
 class Ranking:
-    """What the nodes of one level go on with, in the order in which they are put here. together: rank all rows at once, where
-    they lie."""
+    """The tokens that the nodes of one level go on with, in the order in which nodes are added. together: rank all rows at once,
+    on their device."""
 
     def __init__(self, together: bool) -> None:
         self._together = together
         self._found: list[Ranked] = []
         self._rows: list[torch.Tensor] = []
         self._places: list[tuple[int, int]] = []
-        """Of each row to be ranked with the others: its place among what is found, and how many tokens are wanted."""
+        """For each row to be ranked with the others: its place in `_found`, and how many tokens are wanted."""
 
     def put(self, chosen: Ranked) -> None:
-        """A node whose tokens are chosen."""
+        """Add a node whose tokens are already chosen."""
         self._found.append(chosen)
 
     def rank(self, scores: torch.Tensor, count: int, noise: Noise | None) -> None:
-        """A node that goes on with the `count` largest of a row, the position's noise included where there is one; with none
-        where the row holds what is no number. scores: float32 [V]."""
+        """Add a node that goes on with the `count` largest scores of a row, the position's noise included if given; with none
+        where the row holds NaN. scores: float32 [V]."""
         if self._together:
             self._places.append((len(self._found), count))
             self._rows.append(scores.double() if noise is None else noise.added_to(scores))
@@ -76,22 +76,22 @@ class Ranking:
             self._found.append(_ranked(scores.cpu().numpy(), count) if noise is None else noise.ranked(scores, count))
 
     def found(self) -> Iterator[Ranked]:
-        """One for each node; waits for the device, where there is one."""
+        """The tokens of each node; waits for the GPU, if there is one."""
         if self._rows:
             rows = torch.stack(self._rows)
             values, tokens = rows.topk(min(max(count for _, count in self._places), rows.shape[-1]))
             shares = (values - rows.logsumexp(-1, keepdim=True)).exp()
-            # every token id is a float64, and one tensor is one wait
+            # float64 holds every token id exactly, and one tensor is one wait
             for (place, count), (ids, of) in zip(self._places, torch.stack([tokens.double(), shares], 1).tolist(), strict=True):
-                # what cannot be chosen has no share, and where there is no number no share is one
+                # tokens that cannot be chosen have share 0, and in a row with NaN every share is NaN
                 self._found[place] = [(int(token), share) for token, share in zip(ids[:count], of, strict=False) if share > 0.0]
         return iter(self._found)
 
 
 def chosen_shares(row: np.ndarray, tokens: Many[int], noise: tuple[int, int] | None) -> np.ndarray:
-    """Shares of tokens in the softmax of what they were chosen by. row: float [V], the scores. noise: seed and position of that
-    which was added to them; None for none."""
-    # noise lifts some of those far below, too: where there are few tokens all of them count, as where they were ranked
+    """Shares of tokens in the softmax of what they were chosen by. row: float [V], the scores. noise: seed and position of the
+    noise that was added to them; None for none."""
+    # noise may lift low scores too: in small vocabularies all tokens count, as they did in the ranking
     few = noise is not None and len(row) <= _FEW
     near = np.arange(len(row)) if few else np.union1d(np.flatnonzero(row >= row.max() - _FAR), tokens)
     chosen_by = row[near].astype(np.float64)
@@ -103,13 +103,13 @@ def chosen_shares(row: np.ndarray, tokens: Many[int], noise: tuple[int, int] | N
 def _ranked(row: np.ndarray, count: int) -> Ranked:
     """The `count` largest of a row, the first of equals first."""
     if not np.isfinite(row.max()):
-        # no number, or none that the answer's grammar allows
+        # NaN, or no token that the answer's grammar allows
         return []
     shares, found = _shares(row), []
     left = row if count == 1 else row.copy()
     for _ in range(min(count, len(row))):
         token = int(left.argmax())
-        # what is no number is never above
+        # this holds for NaN too
         if not left[token] > -np.inf:
             break
         found.append((token, float(shares[token])))

@@ -1,7 +1,7 @@
 """The registries: a method's name maps to the module that holds it, imported only when it is asked for.
 
-One method is one file and one row here. What the command line may name, the generated documentation and the cross-product test
-are read from these tables; what a method says of itself is read from its module's docstring.
+One method is one file and one row here. The names on the command line, the generated documentation and the cross-product test
+are read from these tables; a method's description is read from its module's docstring.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from types import ModuleType
 from paceline.errors import PacelineError
 
 AUTO = "auto"
-"""A draft of its own: what suits the model. It names no method, so nothing is put together with it."""
+"""The draft that suits the model. It names no single method, so it cannot be combined with others."""
 _EMBEDDED = Path(__file__).with_name("weights")
 """A folder for each model that is shipped."""
 _NEAR = 0.6
-"""How alike two names are, from 0 to 1, where one may have been meant by the other; difflib's own default."""
+"""Similarity, from 0 to 1, from which a name is suggested for another; difflib's own default."""
 
 
 class UnknownMethod(PacelineError):
@@ -34,7 +34,7 @@ class UnknownMethod(PacelineError):
 
 
 def suggestion(name: str, names: Iterable[str]) -> str:
-    """What may have been meant by a name that is none of these: the nearest, whatever its case, or else all of them."""
+    """A suggestion for a name that is none of these: the nearest one, ignoring case, or else all of them."""
     lowered = {one.lower(): one for one in names}
     near = get_close_matches(name.lower(), lowered, 1, _NEAR)
     if near:
@@ -43,7 +43,7 @@ def suggestion(name: str, names: Iterable[str]) -> str:
 
 
 def raised(error: BaseException, file: str) -> str:
-    """What an exception says, on one line, and the line of a file that led to it, where one did."""
+    """An exception's class and message on one line, and the line of `file` that led to it, if one did."""
     message = next(iter(str(error).splitlines()), "")
     lines = [line for frame, line in walk_tb(error.__traceback__) if frame.f_code.co_filename == abspath(file)]
     place = f", at {basename(file)}:{lines[-1]}" if lines else ""
@@ -68,18 +68,18 @@ class Row:
 
     @property
     def is_own(self) -> bool:
-        """Whether it is a file or a module of somebody's own."""
+        """Whether it is a user's own file or module."""
         return _is_own(self.module)
 
     def load(self) -> ModuleType:
-        """Raises UnknownMethod where somebody's own method cannot be had."""
+        """Import the module. Raises UnknownMethod where a user's own cannot be imported or holds no method."""
         if not self.is_own:
             return importlib.import_module(self.module)
         if self.module.endswith(".py") and not isfile(self.module):
             raise UnknownMethod(f"there is no file '{self.module}'")
         try:
             module = _of_file(Path(self.module)) if self.module.endswith(".py") else importlib.import_module(self.module)
-        # whatever the code of a stranger raises
+        # a user's code may raise anything
         except (Exception, SystemExit) as error:
             raise UnknownMethod(f"'{self.module}' cannot be imported ({raised(error, self.module)})") from error
         for name in ("Options", "build"):
@@ -89,22 +89,22 @@ class Row:
 
 
 def _is_own(name: str) -> bool:
-    """Whether a name is that of a Python file, or of a module outside of the package: methods of the tables have no dots."""
+    """Whether a name is that of a Python file, or of a module outside of the package: registered names have no dots."""
     is_module = "." in name and all(part.isidentifier() for part in name.split("."))
     return name.endswith(".py") or (is_module and not name.startswith("paceline."))
 
 
 def _is_model(name: str) -> bool:
-    """Whether a name is that of a model, and of no Python file: of a directory, of one on the Hub, or of an embedded one."""
+    """Whether a name is that of a model, not of a Python file: a directory, a model on the Hub, or an embedded one."""
     return not name.endswith(".py") and ("/" in name or isdir(name) or isdir(_EMBEDDED / name))
 
 
 _READ: dict[str, int] = {}
-"""Modules of files -> when the file had been written last as it was read, in nanoseconds."""
+"""Module name -> modification time, in nanoseconds, of its file when it was read."""
 
 
 def _of_file(file: Path) -> ModuleType:
-    """The module of a file; the same one for the same file, until that is written anew."""
+    """The module of a file; the same object until the file is modified."""
     name = f"paceline_own_{file.stem}_{sha256(str(file.resolve()).encode()).hexdigest()[:8]}"
     written = file.stat().st_mtime_ns
     if name not in sys.modules or _READ.get(name) != written:
@@ -113,7 +113,7 @@ def _of_file(file: Path) -> ModuleType:
         assert spec is not None
         assert spec.loader is not None
         module = module_from_spec(spec)
-        # dataclasses and pydantic look their module up while it is read
+        # dataclasses and pydantic look up their module while it is executed
         sys.modules[name] = module
         try:
             spec.loader.exec_module(module)
@@ -124,9 +124,9 @@ def _of_file(file: Path) -> ModuleType:
 
 
 class Registry(Mapping[str, Row]):
-    """An immutable table of methods of one family, e.g. "drafter". also: names that stand for several, which it can suggest.
+    """An immutable table of methods of one family, e.g. "drafter". also: further names that it may suggest.
 
-    Beside its rows it gives one for every name of a Python file or module of somebody's own, such as `./latest.py` or
+    Beside its own rows it returns one for the name of any Python file or module of a user's own, such as `./latest.py` or
     `mine.latest`.
     """
 

@@ -47,7 +47,7 @@ class Context:
 def shaped(logits: torch.Tensor, context: Context) -> torch.Tensor:
     """Bias, bans and penalties of one row; float32 [V] in and out. A draft's row may have fewer tokens than the target has.
 
-    What a grammar does not allow nothing lifts again. Where it allows nothing but the end, min_tokens does not ban that.
+    No bias makes a token possible that the grammar forbids. Where the grammar allows only the end, min_tokens does not ban that.
     """
     sequence, params = context.sequence, context.sequence.params
     if not sequence.shapes_logits:
@@ -82,7 +82,7 @@ def shaped(logits: torch.Tensor, context: Context) -> torch.Tensor:
 
 
 def _within(mask: np.ndarray, size: int) -> torch.Tensor:
-    """bool [size]: the mask of the target's vocabulary for a row of a draft model, whose vocabulary may be rounded otherwise."""
+    """bool [size]: the mask of the target's vocabulary for a row of a draft model, whose vocabulary may be padded differently."""
     if len(mask) == size:
         return torch.from_numpy(mask)
     return torch.from_numpy(np.pad(mask[:size], (0, max(size - len(mask), 0))))
@@ -95,7 +95,7 @@ def _top_p(scores: torch.Tensor, top_p: float) -> torch.Tensor:
     """
     total = scores.double().logsumexp(-1)
     size = scores.shape[-1]
-    # a set is mostly small, and a few tokens are found in a third of the time of a thousand
+    # the set is usually small, and finding a few tokens takes a third of the time of a thousand
     take = min(128, size)
     while True:
         values = scores.topk(take).values
@@ -131,7 +131,7 @@ def target_scores(logits: torch.Tensor, context: Context) -> torch.Tensor:
 
 
 def probabilities(scores: torch.Tensor) -> np.ndarray:
-    """float64 [V]: the distribution that scores stand for. Raises LogitsError where they hold no numbers."""
+    """float64 [V]: the softmax of scores. Raises LogitsError where they are not numbers."""
     # numpy: a few thousand numbers are not worth waking torch's threads for
     row = scores.cpu().numpy().astype(np.float64)
     best = row.max()
@@ -142,8 +142,8 @@ def probabilities(scores: torch.Tensor) -> np.ndarray:
 
 
 def largest(row: np.ndarray) -> int:
-    """The place of the largest value, -1 where one is no number. row: float32 [V]."""
-    # numpy takes what is no number for the largest; torch takes over ten times as long
+    """The index of the largest value, -1 where one is NaN. row: float32 [V]."""
+    # numpy takes NaN for the largest; torch takes over ten times as long
     place = int(row.argmax())
     return place if row[place] == row[place] else -1
 
@@ -166,7 +166,7 @@ def checked(token: int, sequence: Sequence) -> int:
 def choose(logits: torch.Tensor, contexts: Many[Context]) -> list[int]:
     """One token per row, the one plain decoding picks there. logits: float32 [R, V], one context per row.
 
-    Raises LogitsError, with the sequence, where a row holds what is no number.
+    Raises LogitsError, with the sequence, where a row holds NaN.
     """
     if all(context.sequence.plain_greedy for context in contexts):
         sequences = [context.sequence for context in contexts]

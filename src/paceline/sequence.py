@@ -1,4 +1,4 @@
-"""Sequence: the host's truth about one request. No tensors live here.
+"""Sequence: the authoritative state of one request, on the host. It holds no tensors.
 
 `tokens` holds every committed token, prompt included. Caches hold a prefix of it, and the last one, the root, is fed by the
 next forward.
@@ -24,8 +24,8 @@ from paceline.params import SamplingParams
 class Speculation:
     """What speculation did for one sequence.
 
-    What was drafted and accepted is counted before a stop cuts an accepted path, so that acceptance is unbiased by short
-    answers; what was emitted is what the answer really holds. Those of several answers can be added up, by `sum` too.
+    Drafted and accepted tokens are counted before a stop cuts an accepted path, so that short answers do not bias acceptance;
+    emitted tokens are those that the answer really holds. Counts of several answers can be added, also with `sum`.
     """
 
     steps: int = 0
@@ -36,13 +36,13 @@ class Speculation:
     predicted_tokens: float = 0.0
     """What the policy expected all steps to emit, from the acceptance it had learnt by then."""
     drafted_to: dict[int, int] = field(default_factory=dict)
-    """Depth -> steps in which the deepest node that was drafted was of that depth."""
+    """Depth -> steps whose deepest drafted node had that depth."""
     accepted_to: dict[int, int] = field(default_factory=dict)
-    """The same of nodes that were accepted, in steps that drafted any; 0 for none."""
+    """The same for accepted nodes, over steps that drafted any; depth 0 where none was accepted."""
 
     def drafted(self, deepest: int, accepted: int) -> None:
         """Count a step that drafted: its deepest node, and the deepest that was accepted, 0 for none."""
-        # Counters would count faster, but `dataclasses.asdict` makes other ones of them
+        # Counters would count faster, but `dataclasses.asdict` does not copy them correctly
         self.drafted_to[deepest] = self.drafted_to.get(deepest, 0) + 1
         self.accepted_to[accepted] = self.accepted_to.get(accepted, 0) + 1
 
@@ -51,7 +51,7 @@ class Speculation:
         return Speculation(*(_added(getattr(self, one.name), getattr(other, one.name)) for one in fields(self)))
 
     def __radd__(self, zero: int) -> Speculation:
-        """What `sum` begins with adds nothing."""
+        """For `sum`, which begins with 0."""
         return self
 
     @property
@@ -61,7 +61,7 @@ class Speculation:
 
     @property
     def predicted_tau(self) -> float:
-        """What tau was expected to be, step by step, before the target spoke."""
+        """The tau that the policy expected, step by step, before verification."""
         return self.predicted_tokens / self.steps if self.steps else 0.0
 
     @property
@@ -71,7 +71,7 @@ class Speculation:
 
     @property
     def accepted_by_depth(self) -> list[int]:
-        """The same of nodes that were accepted, as far as any were drafted."""
+        """The same for accepted nodes, down to the deepest depth that was drafted."""
         return self._by_depth(self.accepted_to)
 
     @property
@@ -80,13 +80,13 @@ class Speculation:
         return [right / steps for right, steps in zip(self.accepted_by_depth, self.drafted_by_depth, strict=True)]
 
     def _by_depth(self, deepest: Mapping[int, int]) -> list[int]:
-        """Steps that reached each depth, from those by the deepest they reached: a step is counted once, and not once a depth."""
+        """Steps that reached each depth, from counts by deepest depth: so a step updates one count, not one per depth."""
         depths = range(max(self.drafted_to, default=0), 0, -1)
         return [*accumulate(deepest.get(depth, 0) for depth in depths)][::-1]
 
 
 def _added(one: Any, other: Any) -> Any:
-    """Numbers, or counts by depth."""
+    """The sum of two numbers, or of two counts by depth."""
     if not isinstance(one, dict):
         return one + other
     return {depth: one.get(depth, 0) + other.get(depth, 0) for depth in sorted({*one, *other})}
@@ -106,21 +106,21 @@ class Sequence:
     seed: int
     stop_ids: frozenset[int] = frozenset()
     reference: tuple[int, ...] = ()
-    """Tokens that the answer is expected to resemble; what drafts from a reference reads them."""
+    """Tokens that the answer is expected to resemble, for drafters that draft from a reference."""
     tenant: str = ""
     """Whose request it is: nothing learnt from one tenant's text is shown to another."""
     payer: str = ""
-    """Whose share of the engine it takes: one payer may have many tenants."""
+    """Whose share of the engine the request uses: one payer may have many tenants."""
     priority: int = 0
     """The smaller the sooner it is admitted, and the later it is preempted."""
     drafters: frozenset[str] | None = None
-    """Names of the drafters that may draft for it; None for whatever the policy chooses, empty for none."""
+    """Names of the drafters that may draft for it; None where the policy chooses, empty for none."""
     nodes: int | None = None
-    """At most so many drafted tokens a step; None for whatever the policy chooses."""
+    """Most drafted tokens per step; None where the policy chooses."""
     streamed: bool = True
-    """Whether its text is read as it grows; if not, nothing of it is told before its end, unless it may stop at a string."""
+    """Whether its text is read as it grows; if not, no text is given out before its end, unless it may stop at a string."""
     constraint: Constraint | None = None
-    """What its answer must keep to, as `params.grammar` says."""
+    """Constrains the answer to `params.grammar`."""
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     """Per generated token, where `params.logprobs` asks for it."""
     prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
@@ -130,15 +130,15 @@ class Sequence:
     stop: str | int | None = None
     """The stop string or the token id that ended it, if one did."""
     read_texts: int = 0
-    """Tells apart the texts that its drafters have read (`Drafter.read_texts`)."""
+    """A hash of the texts that its drafters were built from (`Drafter.read_texts`)."""
     keeps: str = ""
-    """What its answer keeps of plain decoding, as `Completion.keeps`: it was admitted under a verifier that may have changed."""
+    """What its answer keeps of plain decoding, as `Completion.keeps`; set at admission, since the verifier may be replaced."""
     tokens: list[int] = field(init=False)
     sources: list[str] = field(default_factory=list)
     """Per generated token, the drafter that proposed it, or "" where the target chose it unaided."""
     generated_counts: Counter[int] = field(default_factory=Counter)
     shape: array[float] | None = None
-    """What compiled code is told of bias, bans and penalties behind these tokens (`kernels/choices/shapes`), once it asked."""
+    """Bias, bans and penalties behind these tokens as compiled code reads them (`kernels/choices/shapes`), once made."""
     finish_reason: str | None = None
     speculation: Speculation = field(default_factory=Speculation)
 
@@ -147,19 +147,19 @@ class Sequence:
         if self.params.prompt_logprobs is not None:
             self.prompt_logprobs.append(None)
         self.prompt_set = frozenset(self.prompt)
-        # these never change, and every step asks for them
+        # these never change, and every step reads them
         self.shapes_logits, self.plain_greedy = self.params.shapes_logits, self.params.plain_greedy
 
     @cached_property
     def prompt_numbers(self) -> array[float]:
-        """The tokens of the prompt, each once, as compiled code is told of them: there may be thousands, at every commit."""
+        """The distinct tokens of the prompt as compiled code reads them; made once, since there may be thousands."""
         return array("d", self.prompt_set)
 
     @cached_property
     def draws_seed(self) -> int:
         """Seed of its draws that are not the target's choice; no two requests of an engine share one, nor two that are drafted
-        from different texts. Where a seed is used again, what drafts from earlier answers would else know the numbers by which
-        these were drawn, and which now judge its drafts."""
+        from different texts. Else, where a request's seed is used again, a draft taken from an earlier answer would depend on the
+        numbers by which that answer was drawn, and which now judge the draft."""
         return stream(self.seed, "request", self.key, told_apart(self.prompt, self.reference, (self.read_texts,)))
 
     @property
@@ -169,7 +169,7 @@ class Sequence:
 
     @property
     def tells_prompt(self) -> bool:
-        """Whether log-probabilities of prompt tokens are still to be told."""
+        """Whether log-probabilities of prompt tokens are still missing."""
         return 0 < len(self.prompt_logprobs) < len(self.prompt)
 
     @property
@@ -188,19 +188,19 @@ class Sequence:
         self.sources.extend(sources)
         counts = self.generated_counts
         for token in tokens:
-            # by Counter's own method it takes three times as long
+            # `Counter.update` takes three times as long
             counts[token] = counts.get(token, 0) + 1
         if self.constraint is not None:
             self.constraint.commit(tokens)
 
     def take_back(self, length: int) -> None:
-        """Keep so many tokens, the prompt's at least. Nothing of a request is ever taken back, much of a draft ahead of it is.
-        Where tokens of that came from nobody asks.
+        """Keep the first `length` tokens, at least the prompt. It is never used on a request, only on a cascade's copy that runs
+        ahead of it; that copy's `sources` are not used, and stay as they are.
         """
         self.shape = None
         for token in self.tokens[length:]:
             self.generated_counts[token] -= 1
             if not self.generated_counts[token]:
-                # a penalty asks which tokens there are
+                # a penalty reads which tokens there are
                 del self.generated_counts[token]
         del self.tokens[length:]

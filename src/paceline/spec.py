@@ -83,13 +83,13 @@ def _method(text: str) -> Method:
     if not name.strip():
         raise SpecError(f"the spec '{text}' has no name before its ':'")
     if colon and not rest.strip():
-        # as of a variable that is not set
+        # such as from a shell variable that is not set
         raise SpecError(f"the spec '{text}' has nothing behind its ':'")
     if "," in name and '"' not in name:
         raise SpecError(f"'{text}' has a ',' where one method is named: name others by '+', or each by an option of its own")
     arguments: list[str] = []
     options: dict[str, str] = {}
-    # with a comma behind each part, the pattern also matches the nothing behind the last of them
+    # with a comma behind each part, the pattern also matches the empty string behind the last comma
     for part in _ARGUMENT.findall(rest + ",")[:-1] if rest.strip() else ():
         option, equals, value = part.partition("=")
         option = option.strip()

@@ -21,8 +21,8 @@ from paceline.tree import DraftTree
 class Feed:
     """Committed tokens to feed for one sequence: `tokens` go to the cache slots from `start` on.
 
-    tree: what hangs below the last of them, or None where the chain stops short of the root (a prefill chunk). prompt_logits:
-    whether the logits of the committed tokens are wanted too, as log-probabilities of a prompt need them.
+    tree: the draft below the last of them, or None where the chain stops short of the root (a prefill chunk). prompt_logits:
+    whether the logits of the committed tokens are wanted too, for log-probabilities of the prompt.
     """
 
     sequence: Sequence
@@ -86,7 +86,7 @@ class Segment:
 
     @property
     def row_parents(self) -> tuple[int, ...]:
-        """Per row the row it follows, counted within this segment, -1 for the first: it sees itself and what that one sees."""
+        """Per row its parent row, counted within this segment, -1 for the first: a row sees itself and what its parent sees."""
         chain = range(-1, self.chain - 1)
         if self.tree is None or len(self.tree) == 1:
             return tuple(chain)
@@ -115,8 +115,8 @@ class Segment:
 class Step:
     """The flat view of one forward.
 
-    tokens: T token ids. The views in plain integers are for whoever needs no tensors, who asks for each of them once; tensors
-    are made when they are asked for first.
+    tokens: T token ids. The views in plain integers are for callers that need no tensors, and are computed at every access;
+    tensors are made at the first access and kept.
     """
 
     segments: tuple[Segment, ...]

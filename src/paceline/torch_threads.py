@@ -1,4 +1,4 @@
-"""Torch's threads, where they are in the way: of compiled kernels that need the cores."""
+"""Torch's threads: keeps them from occupying cores that compiled kernels need."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import torch
 from paceline.machine import most_threads
 
 _SHARED = 32_768
-"""Numbers that torch computes with on one thread whatever it has."""
+"""Up to so many numbers torch computes on one thread, however many threads it has."""
 _AS_IT_IS = nullcontext()
 _inside: dict[int, int] = {}
-"""Who computes alone, and how many threads torch has there otherwise."""
+"""Threads that are inside `alone` -> how many threads torch has there otherwise."""
 _lock = Lock()
 
 
@@ -27,7 +27,7 @@ _this = _Thread()
 
 
 def _renew() -> None:
-    """A forked process has not the thread that may have held the lock."""
+    """A forked process lacks the thread that may have held the lock, so it gets a new lock."""
     global _lock
     _lock = Lock()
 
@@ -37,14 +37,14 @@ if hasattr(os, "register_at_fork"):
 
 
 def usable() -> int:
-    """How many torch is set to use, but no more than run at once."""
+    """How many threads torch is set to use, at most as many as can run at once."""
     with _lock:
         threads = _own()
     return min(threads, most_threads())
 
 
 def quiet(numbers: int) -> AbstractContextManager[None]:
-    """`alone` for whoever computes with so many numbers at once, a row of logits say, if torch would share that out."""
+    """`alone` for a computation on so many numbers at once, e.g. a row of logits, if torch would split it among threads."""
     return alone() if numbers > _SHARED else _AS_IT_IS
 
 
@@ -52,8 +52,8 @@ def quiet(numbers: int) -> AbstractContextManager[None]:
 def alone() -> Iterator[None]:
     """Inside, torch computes on the calling thread alone.
 
-    For some milliseconds after an operation that was shared out, the threads that took part spin, and kernels that come next miss
-    the cores.
+    For some milliseconds after an operation on several threads, these threads spin, and the kernels that come next lack their
+    cores.
     """
     threads = 1
     try:
@@ -72,10 +72,10 @@ def alone() -> Iterator[None]:
 
 
 def _own() -> int:
-    """How many threads torch has on this one.
+    """How many threads torch has on the calling thread.
 
-    A thread takes over the process's number when it first has to do with torch, and keeps it: while another computes alone that
-    is one, which nobody asked for.
+    A thread takes over the process's number when it first uses torch, and keeps it: while another thread is inside `alone`, that
+    number is one, and is corrected here.
     """
     threads = torch.get_num_threads()
     if not _this.asked:

@@ -40,18 +40,18 @@ class Proposal(Enum):
 
 
 UNKNOWN = 0.5
-"""The confidence of a drafter that has no opinion."""
+"""The confidence of a drafter that does not estimate it."""
 
 
 @dataclass(frozen=True)
 class DraftTree:
-    """A tree of candidate continuations of one sequence, and of probes: rows that ride along without being candidates.
+    """A tree of candidate continuations of one sequence, and of probes: rows in the same forward that are no candidates.
 
     tokens: N token ids; node 0 is the root. parents: N node indices, -1 for the root; a parent precedes its children.
     proposals: (node, source) -> float32 [V], the distribution `source` really drew the children of `node` from.
     sources: N drafter names ("" for the root), kept for tracing, merging and learning; left out, all are "".
-    confidences: N numbers in [0, 1], how likely the drafter holds a token once its parent is right: a matter of speed alone.
-    probes: how many of the last nodes are probes. They see their ancestors as any node does, and nothing hangs on a probe but
+    confidences: N numbers in [0, 1], how likely a token is, by its drafter, once its parent is right; they affect speed only.
+    probes: how many of the last nodes are probes. They see their ancestors as any node does, and a probe has no children but
     probes. Their logits are computed; they are never accepted and never kept.
     Raises ValueError where the shape is not a tree or, unless drawn independently, siblings of one source repeat a token.
     """
@@ -87,7 +87,7 @@ class DraftTree:
     @classmethod
     def root(cls, token: int) -> DraftTree:
         """The tree of one node: plain decoding."""
-        # every step of every sequence makes some, and there is nothing to check: six times as fast as the constructor
+        # made in every step of every sequence, with nothing to check: six times as fast as the constructor
         tree = object.__new__(cls)
         tree.__dict__.update(_ROOT, tokens=(token,), proposals={})
         return tree
@@ -102,7 +102,7 @@ class DraftTree:
         confidences: Many[float] = (),
         proposals: Mapping[tuple[int, str], torch.Tensor] | None = None,
     ) -> DraftTree:
-        """A tree of width one: root, then `tokens` one below the other, each held as likely as `confidences` says."""
+        """A tree of width one: root, then `tokens` one below the other, with the given confidences."""
         size = len(tokens)
         if confidences and len(confidences) != size:
             raise ValueError("a draft tree has as many confidences as nodes")
@@ -129,13 +129,13 @@ class DraftTree:
         kind: Proposal = Proposal.POINT,
         proposals: Mapping[tuple[int, str], torch.Tensor] | None = None,
     ) -> DraftTree:
-        """A tree of N nodes that `source` grew one by one, below a node that was there and, unless they are drawn independently,
-        beside no equal.
+        """A tree of N nodes that `source` added one by one, each below an existing node and, unless they are drawn independently,
+        beside no equal sibling.
 
-        It is not looked over again, which would take as long as to look its tokens up.
+        It is not checked, which would take as long as looking its tokens up.
         """
         size, parents = len(tokens), tuple(parents)
-        # most of what lookups find is one
+        # most trees that lookups find are chains
         chain = parents == tuple(range(-1, size - 1))
         return cls.unchecked(
             tokens=tuple(tokens),
@@ -179,7 +179,7 @@ class DraftTree:
 
     @property
     def candidates(self) -> int:
-        """Nodes that can be accepted, the root included; those from here on are probes."""
+        """Number of nodes that can be accepted, the root included; the nodes from this index on are probes."""
         return len(self.tokens) - self.probes
 
     @cached_property
@@ -197,7 +197,7 @@ class DraftTree:
 
     @cached_property
     def children(self) -> tuple[dict[int, int], ...]:
-        """Per candidate, token -> child node (the first of equal siblings); probes are nobody's children."""
+        """Per candidate, token -> child node (the first of equal siblings), without probes."""
         children: tuple[dict[int, int], ...] = tuple({} for _ in range(self.candidates))
         for node in range(1, self.candidates):
             children[self.parents[node]].setdefault(self.tokens[node], node)
@@ -213,7 +213,7 @@ class DraftTree:
 
     @cached_property
     def chances(self) -> tuple[float, ...]:
-        """Per candidate, how likely it comes true with all its ancestors, its drafters' confidences taken as probabilities."""
+        """Per candidate, how likely it is right with all its ancestors, its drafters' confidences taken as probabilities."""
         chances = [1.0]
         for node in range(1, self.candidates):
             chances.append(chances[self.parents[node]] * self.confidences[node])
@@ -249,15 +249,15 @@ class DraftTree:
     def pruned(self, budget: Budget) -> DraftTree:
         """The nodes within the budget, earlier ones first; a node goes with its ancestors or not at all.
 
-        What goes is decided by places alone, never by tokens, so it is blind: it may be done to drawn trees too.
+        What is cut depends on places in the tree alone, never on tokens, so drawn trees may be pruned too.
         """
         if len(self) - 1 <= budget.nodes and max(self.depth) <= budget.depth:
             return self
         return self.only(node for node in range(1, len(self)) if self.depth[node] <= budget.depth).first(budget.nodes)
 
     def until(self, ends: frozenset[int]) -> DraftTree:
-        """Without candidates behind a token that ends the text. It is decided by tokens before them on their paths, as where a
-        draft stops is, so it may be done to drawn trees too."""
+        """The tree without candidates behind a token that ends the text. What is cut depends only on tokens before it on its
+        path, as where a draft stops does, so it may be done to drawn trees too."""
         if ends.isdisjoint(self.tokens):
             return self
         through, kept = set[int](), list[int]()
@@ -273,7 +273,7 @@ class DraftTree:
         return self.only([*kept, *range(self.candidates, len(self))])
 
     def known(self, vocab_size: int) -> DraftTree:
-        """Without candidates that a model of so many tokens does not have, and what is below them."""
+        """The tree without candidates beyond a vocabulary of `vocab_size` tokens, and without what is below them."""
         if max(self.tokens) < vocab_size:
             return self
         rows = range(self.candidates, len(self))
@@ -285,15 +285,15 @@ class DraftTree:
             return self
         if self.probes or self.proposals or not self.is_chain or self.only_source is None:
             return self.only(range(1, nodes + 1))
-        # most of what a policy cuts short is a chain
+        # most trees that a policy cuts short are chains
         names = ("tokens", "parents", "sources", "confidences", "depth", "chances")
         cut = {name: getattr(self, name)[: nodes + 1] for name in names}
         source = self.only_source if nodes else None
         return self.unchecked(**cut, kind=self.kind, proposals={}, probes=0, is_chain=True, only_source=source)
 
     def likeliest(self, nodes: int) -> DraftTree:
-        """The `nodes` nodes besides the root that come true soonest, candidates before probes; of a drawn tree the first ones,
-        since what goes from it must not depend on its tokens."""
+        """The `nodes` likeliest nodes besides the root, candidates before probes; of a drawn tree the first ones, since what is
+        cut from it must not depend on its tokens."""
         if len(self) - 1 <= nodes or self.kind.drawn:
             return self.first(nodes)
         # a parent is no less likely than its children, and of equals the first stays
@@ -322,21 +322,21 @@ class DraftTree:
         known = {**self.__dict__, "confidences": tuple(confidences)}
         known.pop("chances", None)
         if self.is_chain and not self.probes:
-            # asked for in a moment
+            # needed in a moment
             known["chances"] = tuple(accumulate(known["confidences"][1:], mul, initial=1.0))
         return self.unchecked(**known)
 
     def undrawn(self) -> DraftTree:
-        """The same tokens, whatever they were drawn from: each a point mass."""
+        """The same tree with every drawn token taken for a point mass, and no proposals."""
         return self.unchecked(**{**self.__dict__, "kind": Proposal.POINT, "proposals": {}}) if self.kind.drawn else self
 
     def shown(self) -> DraftTree:
-        """The same tree without what it was drawn from: all that there is to show of it, and V times smaller."""
+        """The same tree without proposals: all that is needed to display it, and V times smaller."""
         return self.unchecked(**{**self.__dict__, "proposals": {}})
 
     @classmethod
     def unchecked(cls, **fields: Any) -> DraftTree:
-        """A tree made of trees: known to be one, it is not looked over again. Steps make several, and each look takes 10 us."""
+        """A tree from fields that are known to be valid, not checked. Every step makes several, and each check takes 10 us."""
         tree = object.__new__(cls)
         tree.__dict__.update(fields)
         return tree
@@ -352,7 +352,7 @@ class DraftTree:
         return tuple(path)
 
     def first_chain(self) -> DraftTree:
-        """That path alone: what a model that cannot branch can verify of this tree."""
+        """The tree of `first_path` alone: what a model that cannot branch can verify of this tree."""
         return self.only(self.first_path())
 
 
@@ -362,7 +362,7 @@ _ROOT: dict[str, Any] = {
     "sources": ("",),
     "confidences": (UNKNOWN,),
     "probes": 0,
-    # what is derived of a shape, for this one known beforehand
+    # the properties derived from a tree's shape, known beforehand for this one
     "depth": (0,),
     "children": ({},),
     "siblings": ((),),
@@ -370,4 +370,4 @@ _ROOT: dict[str, Any] = {
     "is_chain": True,
     "only_source": None,
 }
-"""What all trees of one node share; nobody writes to it."""
+"""Fields that all trees of one node share; never written to."""

@@ -1,4 +1,4 @@
-"""Shapes of draft trees: who hangs below whom, settled before any token is known.
+"""Shapes of draft trees: the parent of every node, decided before any token is known.
 
 A shape lists the parent of every node, -1 for the root. Siblings stand in the order of their rank.
 """
@@ -20,13 +20,13 @@ Subtree = list["Subtree"]
 
 @lru_cache(maxsize=256)
 def caterpillar(depth: int, width: int = 1) -> Shape:
-    """A chain of `depth` nodes, each with `width - 1` siblings that nothing hangs on."""
+    """A chain of `depth` nodes, each with `width - 1` siblings that have no children."""
     return (-1, *[max(level - 1, 0) * width + min(level, 1) for level in range(depth) for _ in range(width)])
 
 
 @lru_cache(maxsize=256)
 def brush(count: int, depth: int) -> Shape:
-    """`count` chains of `depth` nodes below the root, as several samples make. SpecInfer (arXiv:2305.09781), section 3."""
+    """`count` chains of `depth` nodes below the root, for several samples. SpecInfer (arXiv:2305.09781), section 3."""
     return (-1, *[0] * count, *range(1, count * (depth - 1) + 1))
 
 
@@ -49,20 +49,20 @@ def optimal_tree(acceptance: Many[float], nodes: int, depth: int) -> Shape:
     these. The likeliest node comes next, so that the first nodes of the shape are a good shape too.
     Source: the dynamic programme of Sequoia (arXiv:2402.12374), section 4.1: T(n, d, b), the best tree of n nodes and depth d
     with b children at its root, holds s nodes below the last of them and n - s elsewhere. O(nodes^2 * depth * children).
-    How many nodes and how deep is for the caller to say, and in a spec for the user: Sequoia goes on to choose both for the
-    hardware, by what a forward of so many rows takes on it, which is not done here.
+    The caller chooses `nodes` and `depth`, in a spec the user does. Sequoia goes on to choose both for the hardware, by how long
+    a forward of so many rows takes on it, which is not done here.
     """
     size, depth = nodes + 1, min(depth, nodes)
     single = np.full(size + 1, -np.inf)
     single[1] = 1.0
-    # elsewhere[n, s] is n - s, and 0 where there would be no root: no tree has 0 nodes
+    # elsewhere[n, s] is n - s, and 0 where no node is left for the root: no tree has 0 nodes
     elsewhere = np.maximum(np.subtract.outer(np.arange(size + 1), np.arange(size + 1)), 0)
     best = single
     plans: list[_Plan] = []
     for _ in range(depth):
         tables, last = [single], []
         for chance in acceptance:
-            # of what is no tree no share is one either
+            # a combination with a part that is no tree is none either
             sums = tables[-1][elsewhere] + np.where(best > 0.0, chance * np.maximum(best, 0.0), -np.inf)
             last.append(sums.argmax(1))
             tables.append(sums.max(1))
@@ -73,14 +73,15 @@ def optimal_tree(acceptance: Many[float], nodes: int, depth: int) -> Shape:
 
 
 class _Plan:
-    """The best trees of one depth. count: by nodes, the children of the root. last: by rank, by nodes, those below that child."""
+    """The best trees of one depth. count: by nodes, the root's number of children. last: by rank and nodes, the size of that
+    child's subtree."""
 
     def __init__(self, count: np.ndarray, last: list[np.ndarray]) -> None:
         self.count, self.last = count, last
 
 
 def _planned(plans: list[_Plan], nodes: int) -> Subtree:
-    """The best tree of so many nodes, as deep as there are plans."""
+    """The best tree of `nodes` nodes, as deep as there are plans."""
     if not plans:
         return []
     plan, found = plans[-1], []
@@ -110,14 +111,14 @@ def _by_worth(root: Subtree, acceptance: Many[float]) -> Shape:
 
 
 _EXPECTED = (0.6, 0.15, 0.06, 0.03, 0.02, 0.01, 0.01, 0.01)
-"""Acceptance by rank before anything is known."""
+"""Acceptance by rank before any observation."""
 
 
 class Ranks:
-    """How often the first, second, ... child of a node that came true came true itself of late: what static trees are made for.
+    """How often, recently, the first, second, ... child of a node that was right was right too: static trees are made by this.
 
-    expected: what that is before anything is known. Observations fade, each rank's by its own, so that a text unlike those before
-    it counts soon. Of a rank that the shape has no room for nothing new is seen, and what was last known stands.
+    expected: this share before any observation. Observations decay with each further one of the same rank, so that a new kind of
+    text counts soon. A rank that the shape has no room for gets no observations, and keeps its last estimate.
     """
 
     def __init__(self, expected: Many[float] = _EXPECTED) -> None:
@@ -126,11 +127,11 @@ class Ranks:
 
     @property
     def acceptance(self) -> tuple[float, ...]:
-        """By rank."""
+        """Acceptance by rank."""
         return tuple(hits / trials for hits, trials in zip(self._hits, self._trials, strict=True))
 
     def observe(self, tree: DraftTree, emitted: Iterable[int]) -> bool:
-        """See what was emitted behind the root of a draft; whether enough was seen since to think of another shape."""
+        """Learn from what was emitted behind the root of a draft; returns whether enough was seen to compute a new shape."""
         node = 0
         for token in emitted:
             # of equal draws the first counts
@@ -148,10 +149,10 @@ class Ranks:
 
 
 _PRIOR = 20.0
-"""Observations that this counts for."""
+"""Observations that the expected acceptance counts for."""
 _FIRST_LOOK = 64
-"""Nodes seen before a shape is thought over for the first time; then whenever these have doubled, up to the memory."""
+"""Nodes seen before a new shape is first due; then whenever their number has doubled, but at least every `_MEMORY` nodes."""
 _MEMORY = 2048
-"""Observations that the faded ones of a rank come to in the long run, and the most nodes seen between two looks."""
+"""The sum of weights of a rank's decayed observations in the long run, and the most nodes seen between two new shapes."""
 _KEPT = 1.0 - 1.0 / _MEMORY
-"""What is left of the observations so far with each further one."""
+"""Factor by which each further observation reduces the weight of those before it."""

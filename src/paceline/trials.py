@@ -1,8 +1,8 @@
 """Trials: with which probability each child of a node is to be accepted, so that what is emitted there has the target's law.
 
-Pure functions in float64: they say how likely a test must be to succeed, and whoever walks the tree throws the dice; so a test
-can follow every outcome instead. All of them rest on one condition, that drafts are blind: a token that was drawn is submitted,
-whatever it turned out to be.
+Pure functions in float64: they yield probabilities of acceptance, and the caller, which walks the tree, draws the outcomes; so a
+unit test can follow every outcome instead. All of them rely on one condition, that drafts are blind: a token that was drawn is
+submitted, whatever it turned out to be.
 
 Source: recursive rejection after SpecInfer (arXiv:2305.09781), section 4.3, and, without replacement, Sequoia
 (arXiv:2402.12374); the single test is that of Leviathan et al. (arXiv:2211.17192), section 2.3.
@@ -21,11 +21,11 @@ from paceline.tree import DraftTree, Proposal
 
 Trials = Generator[tuple[int, float], None, np.ndarray]
 """Yields (child node, the probability that it is accepted, given that all before it were not); returns the distribution,
-float64 [V], of the token that is emitted where none was. It is asked no further once a child was accepted."""
+float64 [V], of the token that is emitted where none was. It is not resumed once a child was accepted."""
 
 
 class ProposalError(ValueError):
-    """A drafted token that its recorded proposal cannot have given: a fault of its drafter, never of a user."""
+    """A drafted token that cannot come from its recorded proposal: a fault of its drafter, never of a user."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Group:
     """Children of one node that one source chose together, in the order of their draws.
 
     proposal_probs: float64 [V], what they were drawn from; None for a deterministic choice, a point mass each. hub: the
-    likeliest token of the proposal, where the kind is HUB. source: who drafted them.
+    likeliest token of the proposal, where the kind is HUB. source: the drafter.
     """
 
     nodes: tuple[int, ...]
@@ -101,8 +101,8 @@ def recursive(target_probs: np.ndarray, group: Group) -> Trials:
 
     target_probs: float64 [V], the target's distribution at the node. group: the children, drawn from one proposal.
 
-    A draw without replacement was drawn from what earlier siblings left of its proposal. Of a HUB pair the second is either
-    that, where the first was the hub, or the hub itself, a point mass.
+    A draw without replacement comes from what earlier siblings left of the proposal. The second token of a HUB pair is either
+    such a draw, where the first was the hub, or the hub itself, a point mass.
     """
     proposal_probs = group.proposal_probs
     for place, (node, token) in enumerate(zip(group.nodes, group.tokens, strict=True)):

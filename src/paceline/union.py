@@ -49,17 +49,17 @@ def union(one: DraftTree, other: DraftTree) -> DraftTree:
 
 
 class _Union:
-    """Two trees while they become one. apart: equal tokens below one node stay two nodes."""
+    """The union of two trees while it is built. apart: equal tokens below one node stay two nodes."""
 
     def __init__(self, root: int, apart: bool) -> None:
         self.tokens, self.parents, self.sources, self.confidences = [root], [-1], [""], [1.0]
         self._apart = apart
         self._children: dict[tuple[int, int], int] = {}
         self._words: dict[int, tuple[float, float]] = {}
-        """Node that both trees hold -> how likely either says it is."""
+        """Node that both trees hold -> its confidence in each of them."""
 
     def take(self, tree: DraftTree, nodes: Iterable[int], place: dict[int, int], probes: bool = False) -> dict[int, int]:
-        """Add nodes of a tree; where each of its nodes is in the union. What both hold counts as likely as either says."""
+        """Add nodes of a tree; returns each node's place in the union. A node of both trees gets the higher confidence."""
         for node in nodes:
             parent, token = place[tree.parents[node]], tree.tokens[node]
             at = None if self._apart or probes else self._children.get((parent, token))
@@ -77,10 +77,10 @@ class _Union:
         return place
 
     def weigh(self, first: int) -> None:
-        """Where the two trees hold different tokens for likely, what the likelier one leaves is all that the other can have.
+        """Where the trees have different tokens below a node, scale each confidence by what likelier tokens of the other leave.
 
-        first: nodes of the union when it held one tree alone. Each tree was judged on its own: together they would count for more
-        than certain.
+        first: nodes of the union when it held one tree alone. Each tree was judged on its own: together their confidences could
+        exceed 1.
         """
         below = dict[int, list[int]]()
         for node in range(1, len(self.tokens)):
@@ -88,7 +88,7 @@ class _Union:
         for nodes in below.values():
             if len(nodes) == 1:
                 continue
-            # by tree: how much likelier than it says itself are tokens that the other holds
+            # by tree: by how much tokens of the other are likelier than this tree says
             against = [0.0, 0.0]
             for node in sorted(nodes, key=lambda node: -self.confidences[node]):
                 words = self._words.get(node)

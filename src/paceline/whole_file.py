@@ -1,4 +1,4 @@
-"""Whole files: written beside their place and renamed, so that what has the name is whole."""
+"""Whole files: written beside their place and renamed, so that a file of that name is always whole."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from tempfile import NamedTemporaryFile
 
 
 def put_whole(file: Path, content: bytes, mode: int) -> None:
-    """Write a file whole or not at all: what was there stays until then. mode: who may read it, where the file system knows
-    that. Raises OSError."""
+    """Write a file whole or not at all: the old content stays until then. mode: its permissions, where the file system supports
+    them. Raises OSError."""
     file.parent.mkdir(parents=True, exist_ok=True)
     with NamedTemporaryFile(dir=file.parent, prefix=f".{file.name}.", delete=False) as part:
         try:

@@ -20,7 +20,7 @@ def steps(name: str, step_s: float, count: int, said: list[tuple[str, float]]) -
         yield flow
 
 
-def test_who_has_had_the_least_time_goes_on_until_all_have_ended() -> None:
+def test_the_flow_with_the_least_time_so_far_goes_on_until_all_have_ended() -> None:
     said: list[tuple[str, float]] = []
     ends: list[int] = []
     under_way = [steps("slow", SLOW_S, 20, said), steps("quick", QUICK_S, 300, said)]
@@ -33,7 +33,7 @@ def test_who_has_had_the_least_time_goes_on_until_all_have_ended() -> None:
         assert abs(had["slow"] - had["quick"]) < batches.TURN_S + SLOW_S + 1e-9
 
 
-def test_one_that_ends_in_its_first_step_is_done() -> None:
+def test_a_flow_that_ends_in_its_first_step_is_done() -> None:
     said: list[tuple[str, float]] = []
     only, other = batches._in_turns([steps("only", 9.0, 1, said), steps("other", 0.1, 5, said)], lambda: None)
     assert (only.emitted[-1], other.emitted[-1]) == (1, 5)

@@ -49,7 +49,7 @@ def test_decoding_takes_what_each_repeat_took_behind_its_own_first_token() -> No
     assert tally.seconds == {"first_s": [[0.1, 0.6, 0.5]], "total_s": [[1.0, 1.1, 2.0]]}
 
 
-def test_what_a_mode_takes_longer_to_its_first_token_counts_as_decoding() -> None:
+def test_a_first_token_later_than_that_of_plain_decoding_counts_as_decode_time() -> None:
     """One engine's draft model reads the prompt before the first token, another's behind it."""
     plain, before, behind = Tally(), Tally(), Tally()
     plain.add(0, Decoded([1, 2, 3, 4, 5], 1.0, 1, 5.0))
@@ -100,13 +100,13 @@ def test_one_repeat_that_differs_makes_the_prompt_unequal() -> None:
     assert other.equal_prompts(plain) == 0
 
 
-def test_nothing_behind_the_first_tokens_has_no_rate() -> None:
+def test_an_answer_of_first_tokens_alone_has_no_decode_rate() -> None:
     tally = Tally()
     tally.add(0, Decoded([5], 1.0, 1, 1.0))
     assert tally.decode_tokens_per_s(tally) is None
 
 
-def test_an_answer_ends_before_its_end() -> None:
+def test_an_answer_is_cut_before_its_eos() -> None:
     assert answer([4, 2, 5], frozenset({2})) == [4]
     assert answer([4, 5], frozenset({2})) == [4, 5]
     assert answer([2], frozenset({2})) == []

@@ -55,7 +55,7 @@ def test_a_run_of_the_same_settings_may_be_replaced(tmp_path: Path, same: dict[s
     assert kept.read_text() == json.dumps(same), "it is replaced when the run has ended"
 
 
-def test_a_peer_that_is_not_installed_here_makes_no_other_run(tmp_path: Path) -> None:
+def test_a_run_without_a_peer_that_is_not_installed_here_counts_as_the_same(tmp_path: Path) -> None:
     put(tmp_path, json.dumps(record(peers={"llama.cpp": {}, "openvino": {}}, failed={"ctranslate2": "it ended"})))
     here = {"peers": (), "not_installed": ("openvino", "ctranslate2", "llama.cpp")}
     check_place({**PLANNED, **here}, ["fp16"], tmp_path)
@@ -82,7 +82,7 @@ def test_a_peer_that_is_not_installed_here_makes_no_other_run(tmp_path: Path) ->
         ({"kind": "another"}, "drafts"),
     ],
 )
-def test_a_run_of_other_settings_is_not(tmp_path: Path, other: Any, said: str) -> None:
+def test_a_run_of_other_settings_may_not_be_replaced(tmp_path: Path, other: Any, said: str) -> None:
     put(tmp_path, json.dumps(other))
     with pytest.raises(BenchError, match=f"bench-small-fp16-1-thread.json' is the record of a run with other {said}.*--name"):
         check_place(PLANNED, ["fp32", "fp16"], tmp_path)
@@ -90,7 +90,7 @@ def test_a_run_of_other_settings_is_not(tmp_path: Path, other: Any, said: str) -
     check_place({**PLANNED, "settings": {**PLANNED["settings"], "name": "mine"}}, ["fp16"], tmp_path)
 
 
-def test_it_is_refused_before_anything_is_run(monkeypatch, capsys, tmp_path: Path) -> None:
+def test_replacing_the_record_of_another_run_is_refused_before_anything_is_run(monkeypatch, capsys, tmp_path: Path) -> None:
     target = str(save_tiny(tmp_path / "target", 3, max_position_embeddings=512))
     out = tmp_path / "out"
     call = ("bench", target, "--tasks", "e2e", "--limit", "1", "--repeats", "1", "--max-tokens", "4", "--out", str(out), "--json")

@@ -36,7 +36,7 @@ def logits(folder: Path) -> torch.Tensor:
         ("qwen3", "3x96", {}),
     ],
 )
-def test_the_function_is_the_same(tmp_path: Path, kind: str, size: str, over: dict[str, Any]) -> None:
+def test_a_grown_model_computes_the_same_logits(tmp_path: Path, kind: str, size: str, over: dict[str, Any]) -> None:
     source = save_tiny(tmp_path / "small", 3, kind=kind, **over)
     growth = Growth.parse(size)
     parameters = grown(source, tmp_path / "big", growth)
@@ -52,7 +52,7 @@ def test_the_function_is_the_same(tmp_path: Path, kind: str, size: str, over: di
             assert (not tensor.any()) if ends else bool((tensor != 0).all()), name
 
 
-def test_greedy_text_is_the_same(tmp_path: Path) -> None:
+def test_a_grown_model_writes_the_same_greedy_text(tmp_path: Path) -> None:
     source = save_tiny(tmp_path / "small", 3)
     grown(source, tmp_path / "big", Growth(4, 128))
     params = SamplingParams(max_tokens=24, ignore_eos=True)
@@ -82,7 +82,7 @@ def test_an_impossible_size_is_refused(tmp_path: Path, size: str, says: str) -> 
 
 
 @pytest.mark.parametrize("text", ["", "x", "4x", "x64", "-4", "4.5", "4x64x2", "٤", "99999999"])
-def test_a_size_that_is_none_is_refused(text: str) -> None:
+def test_a_malformed_size_is_refused(text: str) -> None:
     with pytest.raises(BenchError, match="no size"):
         Growth.parse(text)
 

@@ -121,7 +121,7 @@ def test_poisson_arrivals_have_exponential_gaps() -> None:
     assert abs(np.corrcoef(gaps[:-1], gaps[1:])[0, 1]) < 5 / math.sqrt(len(gaps))
 
 
-def test_poisson_arrivals_are_the_seeds() -> None:
+def test_poisson_arrivals_depend_on_the_seed_and_scale_with_the_rate() -> None:
     assert poisson(5.0, 50, 1) == poisson(5.0, 50, 1)
     assert poisson(5.0, 50, 1) != poisson(5.0, 50, 2)
     assert poisson(10.0, 50, 1) == pytest.approx([moment / 2 for moment in poisson(5.0, 50, 1)])
@@ -143,7 +143,7 @@ def test_a_trace_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert [traced.due_s for traced in read_trace(file, 9)] == pytest.approx([0.0, 0.00996, 0.06196])
 
 
-def test_moments_of_a_trace_may_say_where_they_are_and_not(tmp_path: Path) -> None:
+def test_timestamps_of_a_trace_may_have_a_time_zone(tmp_path: Path) -> None:
     file = tmp_path / "trace.csv"
     head = "\ufeffTIMESTAMP,ContextTokens,GeneratedTokens\n"
     file.write_text(head + "2024-05-10 00:00:03.5000000+00:00,1,2\n2024-05-10 00:00:05+00:00,1,2\n", encoding="utf-8")
@@ -257,7 +257,7 @@ def test_the_interval_of_a_ratio_covers_it() -> None:
     "data",
     ["nonsense", "[]", '"x"', "3", '{"error": {"message": "overloaded"}}', '{"error": "x"}', '{"object": "error", "error": 1}'],
 )
-def test_what_is_no_chunk_is_an_error(data: str) -> None:
+def test_a_malformed_stream_chunk_is_an_error(data: str) -> None:
     with pytest.raises(BadChunk):
         parsed(data)
 

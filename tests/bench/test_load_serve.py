@@ -219,7 +219,7 @@ def test_an_open_loop_does_not_wait_for_answers(monkeypatch, capsys) -> None:
     assert 0.0 <= min(row["lag_s"] for row in rows) < SLACK_S
 
 
-def test_chat_and_servers_that_do_not_know_usage(monkeypatch, capsys) -> None:
+def test_tokens_are_counted_by_chunks_where_a_server_reports_no_usage(monkeypatch, capsys) -> None:
     knows_nothing = FakeServer(knows_usage=False, tokenizer=False)
     with serving(knows_nothing) as url:
         record = measured(
@@ -327,7 +327,7 @@ def test_a_trace_sets_times_and_lengths(monkeypatch, capsys, tmp_path: Path) -> 
         assert row["prompt_tokens"] == pytest.approx(1000 * number * scale, rel=0.15), "as the server's tokenizer counts"
 
 
-def test_requests_that_share_nothing_are_salted(monkeypatch, capsys) -> None:
+def test_salt_gives_every_request_a_cache_salt_of_its_own(monkeypatch, capsys) -> None:
     app = FakeServer()
     with serving(app) as url:
         measured(monkeypatch, capsys, url, "--requests", "3", "--salt")

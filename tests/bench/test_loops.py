@@ -1,4 +1,4 @@
-"""What of a text is a loop."""
+"""How many tokens at the end of a text are a loop: a phrase that is repeated at least three times."""
 
 from __future__ import annotations
 
@@ -25,6 +25,6 @@ def test_a_loop_is_a_phrase_that_stands_three_times_at_the_end(text: str, looped
     assert looped_tokens([*map(ord, text)]) == looped
 
 
-def test_a_longer_phrase_is_none() -> None:
+def test_a_phrase_longer_than_the_limit_is_no_loop() -> None:
     for size, found in ((LONGEST, 3 * LONGEST), (LONGEST + 1, 0)):
         assert looped_tokens([*range(size)] * 3) == found

@@ -17,7 +17,9 @@ def git(folder: Path, *arguments: str) -> str:
 
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed here")
-def test_a_repository_that_it_is_only_installed_in_is_not_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_repository_around_an_installation_is_not_taken_for_the_packages_own(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     package = tmp_path / ".venv" / "paceline"
     (package / "bench").mkdir(parents=True)
     (package / "version.py").write_text("")

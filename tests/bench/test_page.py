@@ -108,7 +108,7 @@ def test_drafts_that_lose_to_plain_decoding_are_named() -> None:
     ]
 
 
-def test_nothing_lost_is_said_of_all_that_was_compared() -> None:
+def test_a_page_without_losses_says_what_was_compared() -> None:
     rows = (row("plain", 50, 100, 0.2), row("auto", 60, 300, 0.2), row("other plain", 40, 90, 0.3, "other"))
     text = page({"one.json": record(*rows, prefill={"plain": 200.0, "other plain": 300.0})}, {})
     assert "Nothing lost of what was measured: whole answers, decoding and the first token." in text
@@ -221,7 +221,7 @@ def settings_named(name: str) -> Settings:
     )  # fmt: skip
 
 
-def test_the_page_is_that_of_the_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_benchmarks_pages_are_up_to_date_with_the_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever changes a record redraws the page: `python -m paceline.bench.page benchmarks docs`. Pictures are taken as drawn."""
     docs = RECORDS.parent / "docs"
 

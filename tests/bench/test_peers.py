@@ -73,7 +73,7 @@ def test_no_mode_goes_on_behind_the_end_of_a_text(tmp_path: Path, name: str) -> 
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_a_checkpoints_own_penalties_are_nobodys(tmp_path: Path) -> None:
+def test_peers_ignore_the_penalties_of_a_checkpoint(tmp_path: Path) -> None:
     target = save_tiny(tmp_path / "target", 3, **SHAPE)
     (target / "generation_config.json").write_text('{"repetition_penalty": 1.5, "no_repeat_ngram_size": 2, "num_beams": 2}')
     llm = LLM(str(target), "none")

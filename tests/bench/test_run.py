@@ -136,7 +136,7 @@ def test_tables_name_what_is_grown_and_what_is_not_installed(monkeypatch, capsys
     assert "of weights are read in" in said
 
 
-def test_what_was_measured_is_kept_though_nobody_reads_the_tables(monkeypatch, models, tmp_path: Path) -> None:
+def test_the_record_is_written_though_printing_the_tables_fails(monkeypatch, models, tmp_path: Path) -> None:
     """And names are names, whatever they look like to what prints them."""
     tasks, shown = tmp_path / "tasks.jsonl", []
     tasks.write_text(json.dumps({"prompt": "the thin", "task": "a[/b]x[red]"}))
@@ -406,7 +406,7 @@ def test_a_load_that_cannot_be_written_leaves_no_file(monkeypatch, tmp_path: Pat
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_is_made_and_written_to_without_a_trace(monkeypatch, tmp_path: Path) -> None:
+def test_checking_that_a_folder_is_writable_leaves_no_file(monkeypatch, tmp_path: Path) -> None:
     writable(tmp_path / "new" / "deeper")
     assert list((tmp_path / "new" / "deeper").iterdir()) == []
 
@@ -486,13 +486,13 @@ def test_mistakes_get_one_sentence_and_exit_code_2(monkeypatch, capsys, models, 
         ["--verify", "contrastive", "--policy", "adaptive"],
     ],
 )
-def test_slips_of_the_pen_are_told_before_a_model_is_looked_for(monkeypatch, capsys, arguments: list[str]) -> None:
+def test_mistyped_options_are_refused_before_a_model_is_looked_for(monkeypatch, capsys, arguments: list[str]) -> None:
     monkeypatch.setattr(runner, "resolve", lambda _: pytest.fail("it was looked for"))
     assert run(monkeypatch, "some/model", "--grow", "4", *arguments) == 2
     assert len(capsys.readouterr().err.strip().splitlines()) == 1
 
 
-def test_a_prompt_that_no_argument_could_hold_is_measured_too(monkeypatch, models, tmp_path: Path) -> None:
+def test_peak_memory_is_measured_for_prompts_that_no_command_line_could_hold(monkeypatch, models, tmp_path: Path) -> None:
     options = (models[0], "--max-tokens=2", "--draft=none")
     # files of the folder that one happens to be in are nobody's modules
     (tmp_path / "queue.py").write_text("raise RuntimeError")

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 
-def test_it_measures_every_case_and_writes_a_record(tmp_path: Path) -> None:
+def test_the_step_overhead_benchmark_runs_and_writes_a_record(tmp_path: Path) -> None:
     script, out = Path(__file__).parents[2] / "benchmarks" / "step_overhead.py", tmp_path / "record.json"
     command = [sys.executable, str(script), "--steps", "4", "--turns", "1", "--out", str(out)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

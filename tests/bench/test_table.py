@@ -55,7 +55,7 @@ def test_a_terminal_narrower_than_the_parts_gets_them_whole_all_the_same() -> No
     assert "…" not in said
 
 
-def test_what_is_no_terminal_has_a_line_for_every_row() -> None:
+def test_rows_are_not_folded_where_the_output_is_no_terminal() -> None:
     lines = shown(80, False, "ngram, match", SPEC * 4)
     assert sum("all tasks" in line for line in lines) == 2
     assert any(SPEC * 4 in line and line.endswith("23 of 23") for line in lines)

@@ -50,7 +50,7 @@ def test_categories_of_a_file_can_be_chosen(tmp_path: Path) -> None:
         load_tasks("e2e", categories="qa")
 
 
-def test_no_task_has_the_name_of_all_of_them(tmp_path: Path) -> None:
+def test_a_task_may_not_be_called_all_tasks(tmp_path: Path) -> None:
     file = tmp_path / "tasks.jsonl"
     file.write_text('{"prompt": "a", "task": "all tasks"}')
     with pytest.raises(BenchError, match="cannot be called 'all tasks'"):

@@ -326,7 +326,7 @@ def test_nothing_is_committed_twice(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", STORES)
-def test_forks_part_ways(name: str) -> None:
+def test_forks_diverge_without_touching_each_other(name: str) -> None:
     store, owner = STORES[name](), sequence(0, [1, 2, 3])
     grow(store, owner)
     store.cache.fork(0, 1)
@@ -340,7 +340,7 @@ def test_forks_part_ways(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", STORES)
-def test_a_context_that_nobody_wrote_is_as_long_as_one_that_was(name: str) -> None:
+def test_a_pretended_context_has_its_length_and_a_forward_goes_on_from_it(name: str) -> None:
     store, owner = STORES[name](), sequence(0, range(1, 8))
     grow(store, sequence(0, [1, 2, 3]))
     pretended = store.cache.pretend(owner, 6)
@@ -354,7 +354,7 @@ def test_a_context_that_nobody_wrote_is_as_long_as_one_that_was(name: str) -> No
     assert store.cache.length(0) == 7
 
 
-def test_what_a_broken_step_reached_is_forgotten() -> None:
+def test_the_snapshot_of_a_step_never_committed_is_dropped() -> None:
     store, owner = Snapshots(), sequence(0, [1, 2, 3])
     broken = Step.of([missing(store.cache, owner)])
     store.cache.stage(broken)

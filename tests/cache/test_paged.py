@@ -258,7 +258,7 @@ def test_a_pool_near_the_end_of_memory_does_not_grow_page_by_page(monkeypatch: p
     assert cache.moves == 4
 
 
-def test_what_a_pool_cannot_grow_by_is_halved(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pool_that_cannot_grow_halves_what_it_asks_for(monkeypatch: pytest.MonkeyPatch) -> None:
     cache, owner, enlarged, counts = PagedCache(16, 4, grows=True), sequence(0, range(80)), paged._enlarged, list[int]()
     cache.reserve(0, torch.zeros(1, 1, 1), torch.zeros(1, 1, 1))
 

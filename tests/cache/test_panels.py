@@ -34,7 +34,9 @@ class PanelLife(Life):
 
 
 @both_lengths(100, 40)
-def test_any_life_in_slabs_that_double(monkeypatch: pytest.MonkeyPatch, runs: int, steps: int) -> None:
+def test_any_order_of_operations_in_doubling_slabs_leaves_a_prefix_of_the_text(
+    monkeypatch: pytest.MonkeyPatch, runs: int, steps: int
+) -> None:
     """They begin with one panel, so that nearly every step needs more room."""
     monkeypatch.setattr(slabs, "FIRST_CAPACITY", 4)
     live(PanelLife, runs, steps)

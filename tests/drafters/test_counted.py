@@ -113,7 +113,7 @@ def test_what_is_unlikely_is_not_drafted() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 5)), max_size=60), st.integers(0, 60), WIDTHS)
-def test_what_was_taken_back_leaves_no_trace(pairs: list[tuple[int, int]], kept: int, width: int) -> None:
+def test_counts_taken_back_equal_counts_that_were_never_added(pairs: list[tuple[int, int]], kept: int, width: int) -> None:
     cut, fresh, kept = Counts(width), Counts(width), min(kept, len(pairs))
     for pair in pairs:
         cut.add(*pair)
@@ -123,7 +123,7 @@ def test_what_was_taken_back_leaves_no_trace(pairs: list[tuple[int, int]], kept:
     assert vars(cut) == vars(fresh)
 
 
-def test_no_more_is_taken_back_than_is_known() -> None:
+def test_take_back_refuses_more_tokens_than_its_history_holds() -> None:
     counts = Counts(1)
     for token in range(1000):
         counts.add(0, token % 7)
@@ -155,7 +155,9 @@ def test_a_text_that_is_cut_back_time_and_again_is_that_of_a_fresh_drafter(
 
 @pytest.mark.parametrize("module", [unigram, bigram])
 @given(text=TEXTS, more=TEXTS, kept=st.integers(1, 60))
-def test_a_drafter_that_forgot_says_what_a_fresh_one_would(module: Any, text: list[int], more: list[int], kept: int) -> None:
+def test_a_drafter_drafts_as_a_fresh_one_after_truncate_and_release(
+    module: Any, text: list[int], more: list[int], kept: int
+) -> None:
     drafter = drafter_of(module, module.Options(width=3))
     owner = request(text)
     proposed(drafter, owner)

@@ -139,7 +139,7 @@ def test_a_match_never_crosses_a_border(scratch: Path) -> None:
     assert proposed(draft, [4, 5]).tokens[1:] == (6, END)
 
 
-def test_a_target_that_has_no_end_is_drafted_none(scratch: Path) -> None:
+def test_no_end_is_drafted_for_a_target_without_an_eos(scratch: Path) -> None:
     folder = stored(scratch, [[1, 2, 3]])
     draft = DatastoreDrafter(Datastore.open(folder), -1, VOCABULARY, Options(path=str(folder)))
     assert proposed(draft, [1, 2]).tokens[1:] == (3,)
@@ -253,7 +253,7 @@ def test_of_several_ends_the_one_of_the_tokenizer_is_drafted(tmp_path: Path, own
     assert proposed(made, [1, 2]).tokens[1:] == (3, end)
 
 
-def test_one_that_is_in_use_can_be_built_anew(tmp_path: Path) -> None:
+def test_a_datastore_in_use_can_be_rebuilt(tmp_path: Path) -> None:
     old = drafter(stored(tmp_path, [[1, 2, 3]]))
     new = drafter(stored(tmp_path, [[1, 2, 4, 5, 6]]))
     assert proposed(old, [1, 2]).tokens[1:] == (3, END)
@@ -280,7 +280,7 @@ def test_a_disk_without_room_is_an_error_and_nothing_is_left_on_it(monkeypatch: 
     assert not (tmp_path / "out").exists()
 
 
-def test_where_room_cannot_be_reserved_it_is_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_datastore_is_built_without_posix_fallocate(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delattr(os, "posix_fallocate")
     assert proposed(drafter(stored(tmp_path, [[1, 2, 3]])), [1, 2]).tokens[1:] == (3, END)
 
@@ -382,7 +382,9 @@ def test_a_file_is_no_folder_to_write_to_and_is_kept(monkeypatch, capsys, tmp_pa
     assert file.read_text() == "the thin thing"
 
 
-def test_a_row_without_an_end_is_refused(monkeypatch, capsys, tmp_path: Path, target: str) -> None:
+def test_a_row_larger_than_the_limit_is_refused_without_reading_it_whole(
+    monkeypatch, capsys, tmp_path: Path, target: str
+) -> None:
     monkeypatch.setattr(reading, "LARGEST_ROW_MIB", 1)
     file, out = tmp_path / "a.jsonl.gz", tmp_path / "out"
     rows = '{"text": "' + "a" * ((1 << 20) - 13) + '"}\n'

@@ -34,7 +34,7 @@ def spelled(text: str) -> tuple[int, ...]:
     return tuple(tokenizer().encode(text, add_special=False))
 
 
-def test_what_is_forced_is_drafted_up_to_the_first_choice() -> None:
+def test_forced_tokens_are_drafted_up_to_the_first_choice() -> None:
     sequence = sequence_of(Grammar(kind="regex", text="the inner (a|b)"))
     # the space could not be part of a longer token
     assert drafted(sequence) == spelled("the inner ")
@@ -58,7 +58,7 @@ def test_a_draft_stays_within_its_budget(nodes: int, depth: int, count: int) -> 
     assert drafted(sequence, nodes, depth) == spelled("x") * count
 
 
-def test_without_a_grammar_it_is_never_asked() -> None:
+def test_a_request_without_a_grammar_is_not_drafted_for_and_costs_no_time() -> None:
     sequence, drafter = sequence_of(None), GrammarDrafter(Options())
     assert not drafter.suits(sequence)
     assert drafted(sequence) == ()

@@ -52,7 +52,7 @@ def test_the_next_block_is_what_the_target_chose_behind_what_was_emitted(params:
 
 
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-def test_a_target_that_does_not_look_back_is_met_in_one_step(params: SamplingParams) -> None:
+def test_jacobi_converges_in_one_step_on_a_target_without_memory(params: SamplingParams) -> None:
     """At a temperature this takes the noise of the very position of each token. A block that is all right leaves no next one."""
     model = constant()
     never = [int(model.table[0].argmin())]
@@ -63,7 +63,7 @@ def test_a_target_that_does_not_look_back_is_met_in_one_step(params: SamplingPar
     assert (emitted == [1, 5, 1, 5, 1, 5]) == (params is GREEDY)
 
 
-def test_it_says_what_its_tokens_depend_on() -> None:
+def test_jacobi_marks_its_drafts_as_coupled_where_they_use_the_noise() -> None:
     """Rules that test a token against other numbers than the noise it was chosen with must be able to refuse it."""
     for coupled, params, kind in (
         (True, GREEDY, Proposal.POINT), (True, SAMPLED, Proposal.COUPLED), (False, SAMPLED, Proposal.POINT),
@@ -91,7 +91,7 @@ def test_a_token_that_is_chosen_again_is_held_likelier() -> None:
 
 
 @given(st.data())
-def test_beside_others_and_trimmed_it_goes_on_from_what_it_still_sees(data: st.DataObject) -> None:
+def test_a_jacobi_block_trimmed_beside_other_drafts_keeps_the_text_of_plain_decoding(data: st.DataObject) -> None:
     model = TableModel(6, memory=1)
     run = Run(drafter(), model, request([1, 2, 3], data.draw(st.sampled_from([GREEDY, SAMPLED]))))
     plain = Run(drafter(block=1), model, request([1, 2, 3], run.owner.params))
@@ -123,7 +123,7 @@ def test_logits_that_are_not_numbers_end_no_request() -> None:
     assert set(one.propose([owner], [one.budget])[0].tokens[1:]) <= set(PROMPT)
 
 
-def test_what_is_released_starts_anew_from_the_prompt() -> None:
+def test_a_released_or_truncated_sequence_starts_anew_from_its_tokens() -> None:
     run = Run(drafter(), TableModel(9), request(PROMPT))
     run.step()
     assert run.drafter.held_bytes > 0

@@ -117,7 +117,7 @@ def candidate_paths(tree: DraftTree) -> list[Path]:
 
 
 @given(OPTIONS, TEXTS, st.integers(0, 20), st.integers(0, 6), st.sampled_from([GREEDY, SAMPLED]))
-def test_whatever_it_is_granted_it_keeps_within_it(
+def test_lookahead_keeps_within_its_granted_budget(
     options: Options, prompt: list[int], nodes: int, depth: int, params: SamplingParams
 ) -> None:
     run = Run(LookaheadDrafter(options), TableModel(6, memory=1), request(prompt, params))
@@ -127,7 +127,7 @@ def test_whatever_it_is_granted_it_keeps_within_it(
         assert max(tree.depth) <= (depth if at % 3 else run.drafter.budget.depth)
 
 
-def test_the_whole_window_fits_into_what_it_asks_for() -> None:
+def test_the_whole_lookahead_window_fits_into_its_own_budget() -> None:
     for window in range(1, 7):
         for ngram in range(2, 6):
             drafter = LookaheadDrafter(Options(window=window, ngram=ngram, guesses=2, depth=3))
@@ -156,7 +156,7 @@ def test_the_pool_guesses_what_was_seen_last_and_goes_on_from_there(ngrams: list
             assert all(0 < one < 1 for one in share)
 
 
-def test_what_was_seen_oftener_is_held_likelier() -> None:
+def test_ngrams_seen_more_often_have_a_higher_confidence() -> None:
     pool = NgramPool(2, 2)
     for ngram in ((1, 2), (1, 2), (1, 2), (1, 3)):
         pool.add(ngram)
@@ -174,7 +174,7 @@ def test_the_pool_stays_bounded() -> None:
 
 
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-def test_beside_others_and_trimmed_the_text_is_that_of_plain_decoding(params: SamplingParams) -> None:
+def test_lookahead_trimmed_beside_other_drafts_keeps_the_text_of_plain_decoding(params: SamplingParams) -> None:
     model = TableModel(6, memory=2)
     run, plain = (Run(LookaheadDrafter(Options(window=3, ngram=3)), model, request([1, 2, 3], params)) for _ in range(2))
     taken = []
@@ -193,7 +193,7 @@ def test_beside_others_and_trimmed_the_text_is_that_of_plain_decoding(params: Sa
     assert {"lookahead", "other"} <= {source for one in taken for source in one.seen.sources[one.seen.candidates :]}
 
 
-def test_a_window_that_was_trimmed_waits() -> None:
+def test_a_trimmed_lookahead_window_does_not_advance() -> None:
     drafter = LookaheadDrafter(Options(window=3, ngram=2))
     run = Run(drafter, TableModel(6), request([1, 2, 3]))
     run.step()
@@ -204,7 +204,7 @@ def test_a_window_that_was_trimmed_waits() -> None:
     assert [column[0] for column in drafter._states[0].columns[1:]] != before
 
 
-def test_it_starts_anew_from_the_text_alone() -> None:
+def test_a_released_sequence_starts_anew_from_its_tokens() -> None:
     run = Run(LookaheadDrafter(Options()), TableModel(9), request([4, 1, 2, 7, 7, 3]))
     for _ in range(5):
         run.step()
@@ -216,7 +216,7 @@ def test_it_starts_anew_from_the_text_alone() -> None:
 
 
 @given(OPTIONS, TEXTS, st.integers(0, 12), TEXTS)
-def test_a_text_that_was_cut_back_keeps_its_guesses_and_what_it_goes_on_with_is_learnt(
+def test_a_truncated_text_keeps_its_window_and_its_new_tokens_enter_the_pool(
     options: Options, text: list[int], kept: int, more: list[int]
 ) -> None:
     drafter, owner, kept = LookaheadDrafter(options), request(text[:1]), min(max(kept, 1), len(text))
@@ -234,7 +234,7 @@ def test_a_text_that_was_cut_back_keeps_its_guesses_and_what_it_goes_on_with_is_
     assert drafter._states[0].pool._grams == pool._grams
 
 
-def test_what_is_chosen_behind_a_text_that_was_cut_back_moves_no_window_that_rode_before_it() -> None:
+def test_a_step_without_probes_after_truncation_does_not_advance_the_window() -> None:
     drafter, owner = LookaheadDrafter(Options(window=1, ngram=2)), request([1])
     owner.commit((2, 3), ())
     drafter.propose([owner], [drafter.budget])
@@ -248,7 +248,7 @@ def test_what_is_chosen_behind_a_text_that_was_cut_back_moves_no_window_that_rod
 
 @pytest.mark.skipif(not embedded_models(), reason="the embedded weights are not part of this checkout")
 @pytest.mark.parametrize("task", ["e2e", "sql", "story", "maths", "code"])
-def test_it_is_worth_its_while_on_the_embedded_model(task: str) -> None:
+def test_lookahead_emits_over_1_2_tokens_per_step_on_the_embedded_model(task: str) -> None:
     llm = LLM(draft="lookahead")
     done = [llm.generate(prompt, SamplingParams(max_tokens=96))[0].speculation for prompt in built_in(task)[0]]
     assert sum(one.emitted_tokens for one in done) / sum(one.steps for one in done) > 1.2

@@ -160,7 +160,7 @@ def test_drafts_depend_on_the_text_alone(spec: str) -> None:
 
 
 @pytest.mark.parametrize("at", [0, 1])
-def test_a_draft_that_breaks_off_leaves_nothing_that_counts_as_text(at: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_draft_leaves_no_drafted_token_in_the_cache(at: int, monkeypatch: pytest.MonkeyPatch) -> None:
     drafter, owners = drafter_of("model:x,depth=4"), owners_of(2)
     budgets, remember, seen = [drafter.budget] * 2, drafter._remember, []
 
@@ -267,12 +267,12 @@ def test_tokenizers_with_little_in_common_are_told_of_the_other_bridge(folder: P
     assert build(Options(path=str(folder / "pieced"), bridge="text"), around).kinds == {Proposal.POINT}
 
 
-def test_what_drafts_for_a_draft_in_other_tokens_is_not_lost_in_silence(folder: Path) -> None:
+def test_a_cascade_around_a_model_of_another_tokenizer_is_refused_without_bridge_text(folder: Path) -> None:
     with pytest.raises(SpecError, match=r"another tokenizer.* add bridge=text"):
         LLM(str(folder / "target"), f'ngram^model:"{folder / "shuffled"}"')
 
 
-def test_what_drafts_inside_a_draft_through_text_knows_whose_request_it_is(folder: Path) -> None:
+def test_the_inner_drafter_of_a_cascade_through_text_keeps_tenants_apart(folder: Path) -> None:
     around = Surroundings(
         load_model(folder / "target"), Tokenizer(folder / "target"), lambda path: (load_model(path), Tokenizer(path))
     )
@@ -287,7 +287,7 @@ def test_what_drafts_inside_a_draft_through_text_knows_whose_request_it_is(folde
 
 @pytest.mark.skipif(not CHECKPOINTS.is_dir(), reason=WHY)
 @pytest.mark.parametrize(("options", "bar"), [("", 1.25), (",bridge=text", 1.6)])
-def test_a_real_draft_of_another_make_is_right_often_enough(options: str, bar: float) -> None:
+def test_a_real_draft_model_of_another_tokenizer_reaches_its_least_tau(options: str, bar: float) -> None:
     """A model of 4096 byte-level tokens drafts for one of 512 pieces."""
     prompts = ["Once upon a time", "Lily and Ben", "The little dog was very sad because"]
     llm = LLM(str(CHECKPOINTS / "stories260K"), "none", policy="fixed")
@@ -322,7 +322,7 @@ def test_a_policy_that_ends_drafts_says_how_deep_they_go_where_nobody_did(policy
     assert drafter_of(f"model:somewhere{spec}", around).budget.depth == levels
 
 
-def test_levels_that_take_time_wherever_a_draft_ends_are_not_asked_for_by_a_rule_that_ends_it() -> None:
+def test_the_confidence_policy_does_not_deepen_a_model_that_drafts_whole_chains() -> None:
     model, tokenizer = TableModel(7, seed=1), FakeTokenizer.of_letters(7)
     model.drafts_whole = True
     for policy, levels in (("confidence", 4), ("bass", 32)):

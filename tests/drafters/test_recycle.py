@@ -90,7 +90,7 @@ def full(drafter: RecycleDrafter, seed: int = 0) -> dict[int, list[int]]:
 
 
 @given(st.integers(1, 24), st.integers(1, 7), st.integers(0, 29))
-def test_where_all_is_known_no_tree_of_the_size_is_likelier(nodes: int, depth: int, root: int) -> None:
+def test_a_tree_from_a_full_table_is_the_likeliest_of_its_size(nodes: int, depth: int, root: int) -> None:
     drafter = RecycleDrafter(Options(nodes=nodes, depth=depth), VOCABULARY)
     successors = full(drafter)
     tree = drafter.propose([owner_of("", root)], [drafter.budget])[0]
@@ -101,7 +101,7 @@ def test_where_all_is_known_no_tree_of_the_size_is_likelier(nodes: int, depth: i
     assert sorted(worth[1:]) == pytest.approx(sorted(likeliest(successors, root, drafter.budget)))
 
 
-def test_of_equal_tokens_the_last_row_counts_and_what_was_likelier_is_held_likelier() -> None:
+def test_of_rows_for_one_token_the_last_counts_and_confidences_follow_its_order() -> None:
     drafter = RecycleDrafter(Options(nodes=3, depth=1), VOCABULARY)
     first, last = torch.zeros(2, VOCABULARY).unbind()
     first[5], last[6], last[7] = 9.0, 9.0, 8.0
@@ -119,7 +119,7 @@ def test_nothing_is_drafted_behind_a_token_never_seen() -> None:
     assert max(drafter.propose([owner_of("", 3)], [drafter.budget])[0].depth) == 1
 
 
-def test_while_nobody_asks_one_step_in_four_is_noted() -> None:
+def test_without_drafts_asked_for_one_step_in_four_is_recorded() -> None:
     drafter, owner = RecycleDrafter(Options(), VOCABULARY), owner_of("", 3)
     drafter.propose([owner], [drafter.budget])
     for token in range(10, 22):
@@ -206,7 +206,7 @@ def test_the_largest_are_found_in_order_however_many_rows_there_are(rows: int, s
         successors.note(torch.cat([logits] * 3), [1, 2])
 
 
-def test_a_device_is_asked_for_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_successors_read_from_a_device_equal_those_read_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     logits, rows = noise(6, 2, 50), [3, 0, 2, 3, 1, 0]
     logits[4, 7], logits[1] = torch.nan, -torch.inf
     one, other = Successors(4, 8), Successors(4, 8)
@@ -228,7 +228,7 @@ def test_the_text_is_that_of_plain_decoding_and_drafts_come_true(params: Samplin
 
 
 @pytest.mark.skipif(not embedded_models(), reason="the embedded weights are not part of this checkout")
-def test_it_is_worth_its_while_on_the_embedded_model() -> None:
+def test_recycling_emits_over_1_2_tokens_per_step_on_the_embedded_model() -> None:
     llm = LLM(draft="recycle")
     prompts = [prompt for task in ("e2e", "sql") for prompt in built_in(task)[0]]
     done = [llm.generate(prompt, SamplingParams(max_tokens=96))[0].speculation for prompt in prompts]

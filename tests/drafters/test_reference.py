@@ -38,7 +38,7 @@ def edited(tokens: list[int], edits: int, stream: Random) -> list[int]:
     return tokens
 
 
-def test_nothing_but_the_reference_is_needed_to_begin() -> None:
+def test_the_beginning_of_the_reference_is_drafted_without_any_match() -> None:
     tree = proposed(ReferenceDrafter(Options()), request(PROMPT, range(1, 40)))
     assert tree.tokens == (902, 1)
     assert {*tree.sources[1:]} == {"reference"}
@@ -81,18 +81,18 @@ def test_a_reference_that_is_right_but_for_a_few_edits_keeps_most_of_its_worth(e
     ],
     ids=["replaced", "put in", "left out", "another first token"],
 )
-def test_it_goes_on_behind_an_edit(reference: list[int], answer: list[int]) -> None:
+def test_drafting_resumes_behind_an_edit_of_the_reference(reference: list[int], answer: list[int]) -> None:
     taken = steps(ReferenceDrafter(Options()), request(PROMPT, reference), answer)
     assert len(taken) <= 8
 
 
-def test_it_goes_on_where_a_block_was_moved() -> None:
+def test_drafting_resumes_where_a_block_of_the_reference_was_moved() -> None:
     reference = [*range(1, 40), *range(100, 140)]
     taken = steps(ReferenceDrafter(Options()), request(PROMPT, reference), [*range(100, 140), *range(1, 40)])
     assert tau(taken) > 4
 
 
-def test_a_text_that_begins_with_nothing_is_found_nowhere() -> None:
+def test_an_empty_text_is_not_found_in_a_reference() -> None:
     assert Reference([1, 2, 3]).find([], 0) is None
 
 
@@ -157,13 +157,13 @@ def test_a_reference_that_was_right_and_turns_wrong_is_given_up() -> None:
     assert rows(steps(drafter, owner, [*reference[:100], *other])) < 3 * 16
 
 
-def test_it_begins_where_the_prompt_leaves_off() -> None:
+def test_drafting_begins_in_the_reference_where_the_prompt_ends() -> None:
     reference = [*range(1, 60)]
     tree = proposed(ReferenceDrafter(Options()), request([900, 20, 21, 22], reference))
     assert tree.tokens[1:4] == (23, 24, 25)
 
 
-def test_without_a_reference_the_prompt_is_one() -> None:
+def test_without_a_reference_the_prompt_serves_as_one() -> None:
     drafter = ReferenceDrafter(Options())
     assert len(proposed(drafter, request([1, 2, 3, 4], key=0))) == 1, "its beginning is nothing to go by"
     assert proposed(drafter, request([1, 2, 3, 4, 5, 1, 2, 3], key=1)).tokens[1:3] == (4, 5)
@@ -185,7 +185,7 @@ def test_sequences_beside_each_other_have_a_pointer_each() -> None:
 
 @given(st.integers(0, 1000), st.lists(st.integers(1, 9), max_size=12), st.booleans())
 @settings(derandomize=True, deadline=None, max_examples=60, database=None)
-def test_what_was_released_is_rebuilt_from_the_tokens_alone(seed: int, committed: list[int], cut: bool) -> None:
+def test_a_released_or_truncated_sequence_is_rebuilt_from_its_tokens(seed: int, committed: list[int], cut: bool) -> None:
     stream = Random(seed)
     reference = text(60, stream)
     answer = edited(reference, 6, stream)
@@ -243,7 +243,7 @@ def test_a_draft_keeps_to_its_budget(seed: int, budget: Budget) -> None:
         assert all(tree.confidences[node] >= budget.floor for node in parents if node)
 
 
-def test_what_is_held_is_bounded_by_the_reference_and_goes_with_the_request() -> None:
+def test_held_bytes_are_bounded_by_the_reference_and_released_with_the_request() -> None:
     drafter = ReferenceDrafter(Options())
     owner = request(PROMPT, text(500, Random(3)))
     steps(drafter, owner, text(1000, Random(4)))
@@ -322,7 +322,7 @@ def test_one_reference_serves_all_prompts_and_an_empty_one_none(llm: LLM) -> Non
         assert llm.generate("the thin", PARAMS, reference=nothing)[0].token_ids == plain.token_ids
 
 
-def test_references_that_cannot_be_are_refused_in_a_sentence(llm: LLM) -> None:
+def test_invalid_references_are_refused_in_a_sentence(llm: LLM) -> None:
     size = llm.target.vocab_size
     with pytest.raises(RequestError, match=f"^the reference holds a token id outside the vocabulary of {size}$"):
         llm.generate("the thin", PARAMS, reference=[3, size])

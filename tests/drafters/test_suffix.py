@@ -103,7 +103,7 @@ def test_what_follows_another_text_is_what_a_scan_finds(text: list[int], context
 
 
 @pytest.mark.parametrize("size", [3, 40, 4000])
-def test_whoever_is_interrupted_while_tokens_are_added_goes_on_from_there(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+def test_an_automaton_interrupted_while_it_grows_can_be_grown_on(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     """A signal that comes while compiled code runs is raised when it returns."""
     tokens, call, interrupted = [at * at % 7 for at in range(size)], Call.__call__, []
 

@@ -46,7 +46,7 @@ def tau(draft: str, task: str) -> float:
         ("lookahead", "sql", 1.2),
     ],
 )
-def test_a_look_up_finds_what_it_is_for(draft: str, task: str, least: float) -> None:
+def test_ngram_and_lookahead_reach_their_least_tau_on_their_tasks(draft: str, task: str, least: float) -> None:
     assert tau(draft, task) >= least
 
 
@@ -61,7 +61,7 @@ def test_a_long_text_repeated_with_edits_is_followed(drafter: Drafter, least: fl
     assert following.tau(following.steps(drafter, following.request(source), answer)) >= least
 
 
-def test_what_the_answer_is_nearly_is_the_best_draft_of_it() -> None:
+def test_a_reference_with_one_word_changed_reaches_its_least_tau() -> None:
     """Each answer with a word changed in the middle."""
     engine = llm()
     emitted = taken = 0

@@ -57,7 +57,9 @@ def same(row: torch.Tensor, context: Context) -> None:
 @pytest.mark.parametrize("spread", [0.3, 2.0, 9.0])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("cut", [{}, *CUTS], ids=str)
-def test_it_is_that_of_the_long_way(size: int, spread: float, shape: dict[str, Any], cut: dict[str, Any]) -> None:
+def test_the_distribution_equals_that_computed_by_torch(
+    size: int, spread: float, shape: dict[str, Any], cut: dict[str, Any]
+) -> None:
     """Also of fewer tokens than are biased, banned or penalised: a draft model may know fewer than its target."""
     for temperature in (0.3, 1.0, 1.7):
         sequence = sequence_of(temperature=temperature, **shape, **cut)
@@ -85,14 +87,14 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.mark.parametrize("cut", CUTS[:-1], ids=str)
-def test_compiled_code_tells_it(cut: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_common_cuts_are_computed_by_compiled_code_alone(cut: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     asked = told(monkeypatch)
     for shape in SHAPES:
         distribution(row_of(500, 5.0), Context(sequence_of(**shape, **cut), (6,)))
     assert not asked
 
 
-def test_it_tells_of_more_tokens_than_can_be_held_and_of_shares_that_meet_top_p(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiled_code_computes_top_p_of_flat_rows_and_of_ties(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = told(monkeypatch)
     for seed in range(20):
         for top_p in (0.2, 0.5, 0.9, 0.99):
@@ -103,7 +105,7 @@ def test_it_tells_of_more_tokens_than_can_be_held_and_of_shares_that_meet_top_p(
 
 
 @pytest.mark.parametrize("place", [0, 3, 30, 300, 1500])
-def test_a_share_that_meets_top_p_is_left_to_the_long_way(place: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cumulated_share_that_meets_top_p_is_left_to_torch(place: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The last bits of sums differ, and a token more or less is another law."""
     asked, row = told(monkeypatch), row_of(2000, 0.3)
     met = float(np.sort(probabilities(row))[::-1].cumsum()[place])
@@ -118,7 +120,7 @@ def test_a_token_that_holds_just_top_p_holds_it_alone() -> None:
     assert distribution(torch.tensor([0.5, 0.25, 0.25]).log(), Context(sequence)).tolist() == [1.0, 0.0, 0.0]
 
 
-def test_what_it_cannot_tell_is_told_the_long_way(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_distribution_beyond_compiled_code_is_computed_by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = told(monkeypatch)
     # a top-k that is too large; no compiled code at all
     same(row_of(500, 1.0), Context(sequence_of(top_k=MOST_KEPT + 1, top_p=0.5)))
@@ -129,7 +131,9 @@ def test_what_it_cannot_tell_is_told_the_long_way(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("cut", [{}, *CUTS], ids=str)
-def test_a_grammar_has_its_say(shape: dict[str, Any], cut: dict[str, Any]) -> None:
+def test_a_distribution_under_a_grammar_keeps_to_it_with_penalties_applied_once(
+    shape: dict[str, Any], cut: dict[str, Any]
+) -> None:
     """It is asked outside the compiled code, and what it leaves has its penalties then: not once more."""
 
     class Even:

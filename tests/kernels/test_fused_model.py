@@ -121,7 +121,7 @@ def test_taps_are_the_hidden_states_of_transformers(tmp_path: Path) -> None:
         score(model, cache, [missing(cache, owner, DraftTree.root(owner.root))], [99])
 
 
-def test_what_this_backend_has_no_words_for_goes_by_another(tmp_path: Path) -> None:
+def test_the_fused_backend_refuses_other_families_int8_weights_and_unknown_tokens(tmp_path: Path) -> None:
     folder, _ = checkpoint(tmp_path / "other", "gpt2")
     with pytest.raises(Unsuited, match="'gpt2' is not of the Llama form"):
         backend(folder)
@@ -133,7 +133,7 @@ def test_what_this_backend_has_no_words_for_goes_by_another(tmp_path: Path) -> N
         score(model, cache := model.new_cache(), [missing(cache, sequence(0, [10**6]))])
 
 
-def test_texts_are_tried_within_a_short_context(tmp_path: Path) -> None:
+def test_a_model_of_a_short_context_is_tried_within_it_and_refuses_longer_texts(tmp_path: Path) -> None:
     folder, _ = checkpoint(tmp_path, "llama", max_position_embeddings=32)
     model = backend(folder)
     assert all(fused._tried(model, min(rows, model.context_length)).isfinite().all() for rows in (3, 33))
@@ -162,7 +162,7 @@ def test_a_long_prompt_attended_to_by_taller_tiles_has_the_same_logits(tmp_path:
     assert model._forward(step, cache).tiling.rows == 32
 
 
-def test_without_memory_for_a_model_that_is_said(
+def test_a_model_too_large_for_the_device_raises_model_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder, _ = checkpoint(tmp_path, "llama")
@@ -212,7 +212,7 @@ def test_a_size_of_a_step_that_is_rare_is_served_by_a_larger_recording(tmp_path:
     assert recorded == [[64], [64], [16, 64], [16, 64], [16, 32, 64], [16, 32, 64]], "of four times as many rows it serves nobody"
 
 
-def test_so_are_drafts_of_fewer_sequences(tmp_path: Path) -> None:
+def test_drafts_of_fewer_sequences_are_served_by_a_larger_recording(tmp_path: Path) -> None:
     folder, _ = checkpoint(tmp_path, "llama")
     drafts = []
     for counts in ((10, 3), (3,)):

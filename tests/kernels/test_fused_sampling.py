@@ -79,7 +79,7 @@ def few_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", LAWS)
-def test_it_chooses_the_same_token(name: str) -> None:
+def test_the_kernel_chooses_the_token_that_sampling_choose_chooses(name: str) -> None:
     for rows, vocab_size, spread in ((16, 3000, 3.0), (6, 7, 1.0)):
         seeds, logits = contexts(rows, **LAWS[name]), random_logits(rows, vocab_size, spread)
         assert asked(logits, seeds) == sampling.choose(logits, seeds)
@@ -132,7 +132,7 @@ def test_greedy_ties_go_to_the_first_token() -> None:
     assert asked(logits, contexts(2)) == [15, 8193]
 
 
-def test_what_it_cannot_decide_it_refuses() -> None:
+def test_rows_that_the_kernel_cannot_decide_are_refused() -> None:
     sampled, nucleus = LAWS["plain"], LAWS["top-p"]
     nothing = torch.full((1, 50), -torch.inf)
     not_numbers = random_logits(1, 50)
@@ -163,7 +163,7 @@ def test_refused_rows_are_decided_on_the_host() -> None:
 
 
 @pytest.mark.parametrize("law", [{"logit_bias": {3: 1.0}}, {"min_tokens": 2}, {"temperature": 1.0, "top_k": 2000}])
-def test_what_shapes_single_logits_does_not_fit(law: dict[str, Any]) -> None:
+def test_bias_min_tokens_and_large_top_k_are_not_sampled_on_the_device(law: dict[str, Any]) -> None:
     assert not fits(SamplingParams(**law), 5000)
     with pytest.raises(ValueError, match="not sampled on the device"):
         SamplingRows.of(contexts(1, **law), 5000, DEVICE)

@@ -18,7 +18,7 @@ def rows_of(count: int, size: int, spread: float, seed: int = 0) -> np.ndarray:
 @pytest.mark.parametrize("size", [1, 50, 4096, 32003])
 @pytest.mark.parametrize("spread", [0.5, 1.0, 5.0])
 @pytest.mark.parametrize("count", [0, 1, 5, 20])
-def test_it_tells_what_numpy_tells(size: int, spread: float, count: int) -> None:
+def test_compiled_log_probabilities_equal_those_of_numpy(size: int, spread: float, count: int) -> None:
     rows = rows_of(21, size, spread)
     rows[3, : size // 2] = -np.inf
     # of equal ones numpy keeps any, compiled code the first

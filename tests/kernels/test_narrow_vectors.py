@@ -86,7 +86,7 @@ class TestNarrow:
     def test_more_rows_than_a_register_has_lanes_are_turned(self) -> None:
         narrowed(TURNED.format(tests=_TESTS), "haswell", _AVX2.replace("+avx2", "-avx2"))
 
-    def test_wide_registers_without_products_of_pairs_do(self) -> None:
+    def test_avx512_without_products_of_pairs_computes_products(self) -> None:
         """As on the first processors with AVX-512, and as NEON does it."""
         if not llvm.get_host_cpu_features().get("avx512f"):
             pytest.skip("this processor has no AVX-512")

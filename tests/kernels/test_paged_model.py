@@ -43,7 +43,7 @@ def processors_are_served(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("kind", ROUTED)
-def test_every_family_of_the_flat_step_is_what_it_is_alone(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_family_over_pages_equals_the_plain_model_run_alone(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks, decodes and drafts in one step, a commit that moves keys; windows, caps, sinks, values of other sizes."""
     reference = tiny_model(kind)
     model = tiny_model(kind)
@@ -150,7 +150,7 @@ def decoded(backend: PagedModel, cache: PagedCache, taps: tuple[int, ...] = (), 
     return found
 
 
-def test_steps_in_buffers_that_stay_are_what_they_are_in_their_own() -> None:
+def test_recorded_steps_equal_steps_in_fresh_buffers() -> None:
     """Buckets are larger than the steps in them: what pads them must not show, nor what earlier steps left there."""
     recorded, fresh = backend_over("mistral"), backend_over("mistral")
     fresh._recordable = False
@@ -166,7 +166,7 @@ def test_steps_in_buffers_that_stay_are_what_they_are_in_their_own() -> None:
     assert torch.equal(again[1].logits, pairs[1][0].logits)
 
 
-def test_rows_that_are_told_come_in_their_own_order() -> None:
+def test_prompt_logits_come_in_the_same_order_in_recorded_and_plain_steps() -> None:
     """All rows are wanted, and those of committed tokens behind those of trees, in a recorded step too."""
     backend, found = backend_over("llama"), []
     for recordable in (True, False):
@@ -195,7 +195,7 @@ def test_a_draft_model_that_lacks_two_tokens_stays_in_its_recording() -> None:
     assert (found[0].taps[1] - found[1].taps[1]).abs().max() < TOLERANCE
 
 
-def test_caches_keep_their_recordings_and_take_them_along() -> None:
+def test_every_cache_keeps_recordings_of_its_own_that_are_dropped_with_it() -> None:
     """Two drafters may run one model in turns; what is recorded over a cache that is gone holds no pages."""
     backend = backend_over("llama")
     first, second = backend.new_cache(), backend.new_cache()
@@ -211,7 +211,7 @@ def test_caches_keep_their_recordings_and_take_them_along() -> None:
     assert [*backend._recordings] == [second]
 
 
-def test_what_cannot_be_recorded_runs_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_that_cannot_be_recorded_runs_unrecorded(monkeypatch: pytest.MonkeyPatch) -> None:
     expected = [scores.logits for scores in decoded(backend_over("llama"), PagedCache(64, 64))]
     backend, calls = backend_over("llama"), []
 
@@ -225,7 +225,7 @@ def test_what_cannot_be_recorded_runs_as_it_is(monkeypatch: pytest.MonkeyPatch) 
     assert len(calls) == 1
 
 
-def test_what_there_is_no_memory_to_record_is_not_tried_at_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recording_without_memory_is_retried_only_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(paged, "_REST", 4)
     monkeypatch.setattr(paged, "_LONGEST_REST", 8)
     backend, tried, found, recorded = backend_over("llama"), list[int](), list[torch.Tensor](), Recording.__call__

@@ -67,7 +67,7 @@ def test_a_row_has_the_same_bits_beside_any_others(
 
 @pytest.mark.parametrize(("activation", "function"), [("silu", silu), ("gelu_tanh", lambda x: gelu(x, approximate="tanh"))])
 @pytest.mark.parametrize("biased", [False, True])
-def test_gates_and_what_they_gate(activation: str, function: Any, biased: bool) -> None:
+def test_gated_products_are_near_float64_and_do_not_depend_on_rows_beside(activation: str, function: Any, biased: bool) -> None:
     rows, weights, bias = drawn(COUNTS[-1], 90) * 0.1, drawn(2 * 35, 90), drawn(70) if biased else None
     whole = gated_product(rows, weights, activation, bias)
     gate, gated = (rows.double() @ weights.double().T + (0.0 if bias is None else bias.double())).chunk(2, 1)

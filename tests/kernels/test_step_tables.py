@@ -129,7 +129,7 @@ def test_every_row_has_every_part_once(length: int, count: int) -> None:
         assert walked > 1 or all(part < LLAMA.parts(straight, walked) - 1 for _, straight, part in shared)
 
 
-def test_splits_are_walked_where_tiles_are_many() -> None:
+def test_one_program_walks_several_splits_where_tiles_are_many() -> None:
     one, many = Extent(64, 64, 8, 16, 16), Extent(64, 64, 64, 64, 16)
     # the smallest bucket may hold a single tile
     assert one.walked(64, LLAMA._replace(kv_heads=32, rows_per_tile=1)) == (1, 8)

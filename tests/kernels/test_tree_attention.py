@@ -318,7 +318,7 @@ def test_a_tree_behind_a_chunk_has_the_bits_of_a_tree_behind_a_root() -> None:
     assert same(at_once, other.forward([missing(other.cache, owner, draft(owner))]))
 
 
-def test_what_was_accepted_is_read_where_it_was_moved_to() -> None:
+def test_keys_of_accepted_nodes_are_read_from_the_slots_they_were_moved_to() -> None:
     layer, fresh = Layer(Shape()), Layer(Shape())
     owner = layer.hold(0, range(30))
     tree = draft(owner)
@@ -360,7 +360,7 @@ def test_key_heads_that_take_turns_have_the_bits_of_those_that_do_not(monkeypatc
     assert all(same(found[0], other) for other in found[1:])
 
 
-def test_what_is_left_to_be_merged_stays_within_bounds() -> None:
+def test_key_heads_take_turns_to_bound_what_is_left_to_merge() -> None:
     """Of Llama's heads behind 131,072 tokens: a decoding step, a crowd's and a prompt's chunk beside another sequence."""
     assert [attention._at_once(rows, 32, 8, 268, 128) for rows in (16, 32, 64, 512)] == [8, 8, 4, 1]
     assert attention._at_once(512, 32, 8, 1, 128) == 8, "nothing is left where one program walks all splits"
@@ -406,7 +406,7 @@ def test_padding_to_a_bucket_changes_nothing() -> None:
     assert same(exact, layer.forward(feeds, Extent(16, 16, 4, 32, 8)))
 
 
-def test_what_does_not_fit_is_refused() -> None:
+def test_tilings_and_queries_that_do_not_fit_the_step_are_refused() -> None:
     with pytest.raises(ValueError, match="do not fit a tile"):
         Tiling(16, 16, 32).division(34, 2)
     layer, owner = Layer(Shape()), sequence(0, range(3))

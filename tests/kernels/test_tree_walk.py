@@ -54,7 +54,7 @@ def row_of(size: int, spread: float, seed: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("size", [1, 7, 65, 1000, 32003])
 @pytest.mark.parametrize("cuts", CUTS, ids=str)
-def test_one_row_is_chosen_from_as_the_long_way_does(size: int, cuts: dict[str, float]) -> None:
+def test_compiled_choices_from_one_row_equal_those_of_sampling_choose(size: int, cuts: dict[str, float]) -> None:
     doubts, root = 0, DraftTree.root(4)
     cases = [
         (spread, temperature, seed) for spread in (0.0, 1.0, 4.0) for temperature in (0.0, 0.3, 1.0, 1.7) for seed in range(6)
@@ -70,7 +70,7 @@ def test_one_row_is_chosen_from_as_the_long_way_does(size: int, cuts: dict[str, 
 
 
 @pytest.mark.parametrize(("lead", "sure"), [(-0.5, True), (-5e-6, False), (0.0, False), (5e-6, False), (0.5, True)])
-def test_of_two_that_nearly_tie_none_is_told(lead: float, sure: bool) -> None:
+def test_compiled_code_makes_no_choice_between_two_tokens_that_nearly_tie(lead: float, sure: bool) -> None:
     """Noise is summed up elsewhere in the compiled code, and its last bits are not to choose."""
     one, root = sequence_of(temperature=1.0), DraftTree.root(4)
     first, second, _ = noise.gumbel(one.seed, len(one.tokens), np.arange(3)).tolist()
@@ -81,7 +81,7 @@ def test_of_two_that_nearly_tie_none_is_told(lead: float, sure: bool) -> None:
 
 
 @pytest.mark.parametrize(("beside", "sure"), [(-1e-4, True), (-1e-6, False), (0.0, False), (1e-6, False), (1e-4, True)])
-def test_where_the_likelier_ones_share_just_top_p_none_is_told(beside: float, sure: bool) -> None:
+def test_compiled_code_makes_no_choice_where_a_share_just_meets_top_p(beside: float, sure: bool) -> None:
     """What is drawn is the second likeliest, which top-p keeps if the likeliest holds less."""
     root, row = DraftTree.root(4), torch.tensor([[0.5, 0.3, 0.2]]).log()
     seed = next(seed for seed in range(99) if the_long_way(sequence_of(seed, temperature=1.0), root, row) == ((), (1,)))
@@ -93,7 +93,9 @@ def test_where_the_likelier_ones_share_just_top_p_none_is_told(beside: float, su
 
 @given(data=st.data(), size=st.integers(1, 300), seed=st.integers(0, 2**64 - 1), length=st.integers(1, 2**20))
 @settings(max_examples=200, deadline=None)
-def test_whatever_lies_in_a_row(data: st.DataObject, size: int, seed: int, length: int) -> None:
+def test_compiled_choices_equal_sampling_choose_whatever_numbers_a_row_holds(
+    data: st.DataObject, size: int, seed: int, length: int
+) -> None:
     """Equal logits, both zeros, tokens that cannot be chosen, numbers that overflow when divided: no choice is another."""
     numbers = st.sampled_from([0.0, -0.0, 1.0, 1.0000001, -3.5, 20.0, 88.0, -torch.inf, 3e38]) | st.floats(-30, 30, width=32)
     row = torch.tensor([data.draw(st.lists(numbers, min_size=size, max_size=size))])
@@ -134,7 +136,7 @@ def forest(count: int, size: int, seed: int) -> tuple[list[Sequence], list[Draft
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_trees_are_walked_as_the_long_way_walks_them(seed: int) -> None:
+def test_compiled_walks_of_trees_equal_those_of_sampling_choose(seed: int) -> None:
     sequences, trees, logits = forest(9, 300, seed)
     expected = [the_long_way(*one) for one in zip(sequences, trees, logits, strict=True)]
     found = walked(sequences, trees, logits)
@@ -146,7 +148,7 @@ def test_trees_are_walked_as_the_long_way_walks_them(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_who_is_in_doubt_goes_the_long_way(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_walks_left_in_doubt_are_completed_by_sampling_choose(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     sequences, trees, logits = forest(9, 50, seed)
     expected = [the_long_way(*one) for one in zip(sequences, trees, logits, strict=True)]
     honest = base.walked
@@ -154,7 +156,7 @@ def test_who_is_in_doubt_goes_the_long_way(seed: int, monkeypatch: pytest.Monkey
     assert [(one.path, one.tokens) for one in follow_choices(sequences, trees, logits)] == expected
 
 
-def test_without_compiled_code_the_long_way_tells(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_compiled_code_trees_are_walked_by_sampling_choose(monkeypatch: pytest.MonkeyPatch) -> None:
     sequences, trees, logits = forest(6, 50, 2)
     expected = follow_choices(sequences, trees, logits)
     monkeypatch.setattr(tree_walk, "available", lambda *kernels: False)
@@ -174,7 +176,7 @@ def test_a_row_without_numbers_is_told_if_it_is_reached(odd: float, temperature:
     assert raised.value.sequence is one
 
 
-def test_what_compiled_code_cannot_choose() -> None:
+def test_grammars_large_top_k_and_float64_rows_are_not_chosen_by_compiled_code() -> None:
     row = torch.zeros(1, 4 * MOST_KEPT)
     assert is_compiled(sequence_of(temperature=1.0, top_k=MOST_KEPT, top_p=0.5, min_p=0.1), row)
     assert not is_compiled(sequence_of(temperature=1.0, top_k=MOST_KEPT + 1), row)
@@ -194,7 +196,7 @@ class Odd:
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("refused", [False, True])
-def test_single_rows_are_chosen_from_as_the_long_way_does(
+def test_single_rows_are_chosen_from_as_by_sampling_choose(
     temperature: float, refused: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if refused:

@@ -15,7 +15,7 @@ def chain(tokens: list[int], confidence: float = 0.5, source: str = "a") -> Draf
     return DraftTree.chain(9, tokens, source, confidences=[confidence] * len(tokens))
 
 
-def test_what_a_drafter_says_is_believed_until_it_is_known_better() -> None:
+def test_a_drafters_confidences_are_kept_until_its_acceptance_is_known() -> None:
     rated = Acceptance().rated(1, chain([1, 2], 0.8))
     assert rated.confidences == (1.0, 0.8, 0.8)
     assert rated.tokens == (9, 1, 2)
@@ -46,7 +46,7 @@ def test_a_request_that_differs_is_told_apart_and_forgotten_when_it_ends() -> No
     assert learnt.rated(777, chain([1])).confidences[1] == pytest.approx(learnt.rated(778, chain([1])).confidences[1])
 
 
-def test_a_request_that_fails_where_a_draft_is_in_doubt_is_not_doubted_where_it_is_sure() -> None:
+def test_failures_of_a_request_lower_doubtful_nodes_and_not_sure_ones() -> None:
     """As with lookups: the first token is often wrong, but behind five that were right the next one is too."""
     learnt = Acceptance()
     for key in range(400):
@@ -71,7 +71,7 @@ def test_nodes_are_judged_as_far_as_the_text_tells() -> None:
     assert below == 0.55
 
 
-def test_a_draft_is_judged_on_as_the_text_follows_it() -> None:
+def test_a_draft_is_judged_further_as_later_steps_emit_its_tokens() -> None:
     """The target looks at no node of it, so that each step emits one token: deep nodes are learnt all the same."""
     learnt, stream = Acceptance(), Random(5)
     for key in range(600):
@@ -102,7 +102,7 @@ def test_a_tree_is_judged_on_along_the_branch_that_came_true() -> None:
     assert min(second, below_second) > 0.9
 
 
-def test_of_drafts_that_overlap_one_is_judged_on_and_none_of_a_request_that_ended() -> None:
+def test_only_one_of_overlapping_drafts_is_judged_further_and_none_of_an_ended_request() -> None:
     learnt, alone = Acceptance(), Acceptance()
     for known in (learnt, alone):
         known.observe(1, chain([1, 2, 3], 0.95), [1])

@@ -12,7 +12,9 @@ SHARES = st.sampled_from([1.0, 0.9, 0.5, 0.01])
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.floats(0, 1), st.booleans()), max_size=8), SHARES, SHARES)
-def test_of_one_drafter_and_of_two_it_is_the_same_rule(nodes: list[tuple[int, float, bool]], one: float, two: float) -> None:
+def test_calibrated_chances_follow_one_rule_for_trees_of_one_source_and_of_two(
+    nodes: list[tuple[int, float, bool]], one: float, two: float
+) -> None:
     calibration, kept = Calibration(), {"one": one, "two": two}
     calibration._factors = kept
     for sources in (["one"] * len(nodes), ["two" if other else "one" for _, _, other in nodes]):

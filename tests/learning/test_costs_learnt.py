@@ -39,7 +39,7 @@ def test_a_single_point_leaves_a_cautious_guess() -> None:
 
 @given(st.lists(st.tuples(st.integers(1, 80), st.floats(0.1, 9.0)), min_size=1, max_size=12), st.booleans())
 @settings(derandomize=True, deadline=None, max_examples=200, database=None)
-def test_what_a_curve_keeps_ready_is_what_follows_from_its_points(points: list[tuple[int, float]], steps: bool) -> None:
+def test_cached_values_of_a_cost_curve_follow_from_its_points(points: list[tuple[int, float]], steps: bool) -> None:
     made = ForwardCurve()
     for at, (rows, seconds) in enumerate(points):
         if steps and at > 2:
@@ -76,7 +76,7 @@ def test_a_disturbed_step_moves_little() -> None:
     assert made(1) < 1.5
 
 
-def test_drafts_cost_what_they_cost_of_late() -> None:
+def test_draft_costs_are_interpolated_by_depth_and_scale_with_the_batch() -> None:
     costs = Costs()
     assert costs.draft_s("model", 4, 1) == 0.0
     costs.measured("model", 1, 1, 1.0)
@@ -105,7 +105,7 @@ def read(costs: Costs, lengths: dict[int, int]) -> None:
     costs.drafted("model", 1, lengths, 1e9)
 
 
-def test_a_draft_that_was_disturbed_does_not_make_drafts_dear() -> None:
+def test_one_disturbed_draft_hardly_raises_the_draft_cost() -> None:
     costs = Costs()
     read(costs, {1: 100})
     costs.drafted("model", 4, {1: 101}, 1.0)
@@ -158,7 +158,7 @@ def test_steps_that_decode_teach_the_curve_and_show_their_trees() -> None:
     assert all(len(tree) > 1 for tree in trees[2:])
 
 
-def test_levels_for_which_a_request_has_no_nodes_are_none_that_fail() -> None:
+def test_levels_beyond_a_requests_node_limit_do_not_count_as_failed() -> None:
     model = TableModel(6, seed=3)
     engine = engine_of(model, coupled(model, depth=6, disturbed=0.0))
     text = engine.add([1, 2, 3, 4, 5], SamplingParams(max_tokens=60, ignore_eos=True), nodes=2)
@@ -168,7 +168,7 @@ def test_levels_for_which_a_request_has_no_nodes_are_none_that_fail() -> None:
     assert min(engine.speculative.depth_acceptance.brought("model", 6, DraftContext.ALONE)) > 0.9
 
 
-def test_what_is_drafted_because_it_is_named_says_nothing_of_what_is_decided() -> None:
+def test_drafts_of_named_drafters_do_not_teach_depth_acceptance() -> None:
     model = TableModel(6, seed=3)
     engine = engine_of(model, coupled(model, depth=6, disturbed=0.0))
     text = engine.add([1, 2, 3, 4, 5], SamplingParams(max_tokens=60, ignore_eos=True), drafters=frozenset({"model"}))

@@ -51,7 +51,7 @@ SHORT, LONG = situation([chain(0.5)], 0), situation([chain(*[0.99] * 8)], 0)
 SOMETHING = situation([NOTHING_FOUND, chain(0.5)], 0)
 
 
-def test_that_nobody_asks_stands_longer_each_time() -> None:
+def test_a_decision_not_to_draft_is_kept_longer_each_time() -> None:
     cache, lengths = DecisionCache(), []
     for _ in range(30):
         cache.put(NOBODY, batch(1), ALONE)
@@ -60,7 +60,7 @@ def test_that_nobody_asks_stands_longer_each_time() -> None:
     assert lengths[-1] == lengths[-2] == 32
 
 
-def test_steps_in_which_nobody_thought_about_drafts_count_as_well() -> None:
+def test_skipped_steps_count_towards_how_long_a_decision_is_kept() -> None:
     cache = taken(FIRST, batch(1))
     cache.declined(batch(1), 15)
     assert cache.get(batch(1), ALONE) == FIRST
@@ -81,15 +81,15 @@ def test_a_draft_is_granted_again_for_a_few_steps_and_for_more_where_it_is_decid
 
 
 @pytest.mark.parametrize("now", [(1, 3), (1,), (1, 2, 3)])
-def test_in_a_batch_a_draft_is_granted_to_those_for_whom_it_was_decided(now: tuple[int, ...]) -> None:
+def test_a_decision_to_draft_for_some_of_a_batch_ends_when_the_batch_changes(now: tuple[int, ...]) -> None:
     assert standing(taken(FIRST, batch(1, 2)), batch(*now), ALONE) is None
 
 
-def test_who_is_granted_a_draft_is_known_wherever_it_stands() -> None:
+def test_a_decision_follows_its_sequences_to_other_places_in_the_batch() -> None:
     assert standing(taken(FIRST, batch(1, 2)), batch(2, 1), ALONE) == replace(FIRST, chosen=[1])
 
 
-def test_whoever_comes_is_granted_what_was_granted_to_all_before() -> None:
+def test_a_decision_to_draft_for_all_covers_newcomers_in_a_batch_of_equal_size() -> None:
     assert standing(taken(FIRST, batch(1)), batch(2), ALONE) == FIRST
     assert standing(taken(FIRST, batch(1)), batch(1, 2), ALONE) is None
     all_of_three = Decision(4, (2, 0, 1))
@@ -97,13 +97,13 @@ def test_whoever_comes_is_granted_what_was_granted_to_all_before() -> None:
     assert standing(taken(all_of_three, batch(1, 2, 3)), batch(1, 2), ALONE) is None
 
 
-def test_that_nobody_asks_stands_for_a_batch_of_about_that_size() -> None:
+def test_a_decision_not_to_draft_holds_for_batches_of_about_its_size() -> None:
     for size, stands in [(16, True), (20, True), (13, True), (12, False), (4, False)]:
         decision = taken(NOBODY, batch(*range(16))).get(batch(*range(100, 100 + size)), ALONE)
         assert (decision is not None) is stands
 
 
-def test_what_is_found_is_told_by_the_tokens_expected_of_it() -> None:
+def test_situations_differ_by_the_expected_tokens_of_what_lookups_found() -> None:
     assert situation([NOTHING_FOUND], 0) == situation([NOTHING_FOUND] * 2, 0) == ALONE
     assert situation([chain(0.9, 0.9)], 0) == situation([chain(0.9, 0.8, 0.1, 0.1)], 0) != ALONE
     kinds = [situation([chain(*[0.99] * count)], 0) for count in (1, 2, 4, 8, 16)]
@@ -111,13 +111,13 @@ def test_what_is_found_is_told_by_the_tokens_expected_of_it() -> None:
     assert situation([chain(0.1), chain(0.9, 0.9)], 0) == SOMETHING != ALONE, "in a batch it is another thing each time"
 
 
-def test_a_prompt_is_told_by_about_how_much_of_it_is_read() -> None:
+def test_situations_differ_by_about_how_many_prompt_tokens_are_read() -> None:
     assert situation([NOTHING_FOUND], 200) == situation([NOTHING_FOUND], 256) != situation([NOTHING_FOUND], 20)
     assert situation([NOTHING_FOUND] * 2, 200) == situation([NOTHING_FOUND], 200), "and in a batch too"
     assert situation([chain(0.5)], 200) not in (SHORT, situation([NOTHING_FOUND], 200))
 
 
-def test_what_a_drafter_lacks_is_told_once_it_is_more_than_a_few_steps_bring() -> None:
+def test_situations_differ_by_a_drafters_unread_tokens_beyond_16() -> None:
     assert situation([NOTHING_FOUND], 0, 16) == ALONE != situation([NOTHING_FOUND], 0, 17)
     assert situation([NOTHING_FOUND] * 2, 0, 0) == ALONE
 
@@ -131,7 +131,7 @@ def test_each_situation_has_a_decision_of_its_own() -> None:
     assert standing(taken(FIRST, batch(1)), batch(1), SHORT) is None, "the deep draft may not be wanted beside it"
 
 
-def test_beside_what_is_found_in_a_batch_a_draft_for_some_is_thought_over_each_time() -> None:
+def test_a_decision_for_some_of_a_batch_is_not_kept_beside_lookup_finds() -> None:
     cache = DecisionCache()
     cache.put(FIRST, batch(1, 2, 3), SOMETHING, unfound=[0, 1])
     cache.declined(batch(1, 2, 3), 1)
@@ -140,7 +140,7 @@ def test_beside_what_is_found_in_a_batch_a_draft_for_some_is_thought_over_each_t
     assert standing(taken(NOBODY, batch(1, 2), SOMETHING), batch(1, 2), SOMETHING) == NOBODY
 
 
-def test_one_for_those_without_a_find_is_granted_to_whoever_is_without_one() -> None:
+def test_a_decision_for_the_sequences_without_a_find_covers_whichever_have_none() -> None:
     cache, three = DecisionCache(), batch(1, 2, 3)
     for steps in (4, 8, 16, 16):
         cache.put(Decision(4, (2, 0)), three, SOMETHING, unfound=[0, 2])
@@ -153,21 +153,21 @@ def test_one_for_those_without_a_find_is_granted_to_whoever_is_without_one() -> 
         assert cache.get(three, SOMETHING, [1]) is None
 
 
-def test_one_for_all_is_granted_whatever_is_found() -> None:
+def test_a_decision_for_all_holds_whatever_lookups_find() -> None:
     everyone = Decision(4, (0, 1, 2))
     cache = taken(everyone, batch(1, 2, 3), SOMETHING)
     assert cache.get(batch(1, 2, 3), SOMETHING, [1]) == everyone
     assert stood(cache, batch(1, 2, 3), SOMETHING) == 4
 
 
-def test_what_is_granted_stands_longer_where_less_is_learnt_and_that_nobody_asks_does_not() -> None:
+def test_only_decisions_to_draft_are_kept_longer_where_fewer_steps_are_learnt_from() -> None:
     for decision, steps in ((FIRST, 60), (NOBODY, 1)):
         cache = DecisionCache()
         cache.put(decision, batch(1), ALONE, apart=4)
         assert stood(cache, batch(1)) == steps
 
 
-def test_that_nobody_asks_stands_beside_more_and_not_beside_less() -> None:
+def test_a_decision_not_to_draft_holds_beside_larger_finds_and_not_beside_smaller_ones() -> None:
     assert stood(taken(NOBODY, batch(1), SHORT), batch(1), SHORT) == 8
     assert standing(taken(NOBODY, batch(1), SHORT), batch(1), ALONE) is None, "where nothing is found it may be worth it"
     assert standing(taken(NOBODY, batch(1), SHORT), batch(1), LONG) == NOBODY
@@ -178,7 +178,7 @@ def test_that_nobody_asks_stands_beside_more_and_not_beside_less() -> None:
     assert standing(taken(NOBODY, batch(1)), batch(1), begins) is None, "but how an answer begins is easy"
 
 
-def test_that_nobody_asks_stands_with_more_to_read_first_and_not_with_less() -> None:
+def test_a_decision_not_to_draft_holds_with_more_unread_tokens_and_not_with_fewer() -> None:
     little, much, more_found = SHORT, SHORT._replace(lacking=64), LONG._replace(lacking=64)
     assert standing(taken(NOBODY, batch(1), little), batch(1), much) == NOBODY
     assert standing(taken(NOBODY, batch(1), little), batch(1), more_found) == NOBODY
@@ -188,7 +188,7 @@ def test_that_nobody_asks_stands_with_more_to_read_first_and_not_with_less() -> 
 
 
 @pytest.mark.parametrize("decision", [NOBODY, FIRST])
-def test_what_is_decided_beside_a_prompt_stands_beside_prompts_of_other_requests(decision: Decision) -> None:
+def test_a_decision_beside_a_prompt_holds_beside_prompts_of_that_size_for_other_requests(decision: Decision) -> None:
     prompt, longer = situation([NOTHING_FOUND], 200), situation([NOTHING_FOUND], 300)
     cache = taken(decision, batch(1), prompt)
     assert standing(cache, batch(1), ALONE) is None
@@ -197,7 +197,7 @@ def test_what_is_decided_beside_a_prompt_stands_beside_prompts_of_other_requests
     assert standing(taken(FIRST, batch(1)), batch(1), prompt) is None
 
 
-def test_in_a_batch_a_draft_beside_a_prompt_is_granted_beside_the_next_one() -> None:
+def test_a_decision_for_all_of_a_batch_beside_a_prompt_holds_beside_the_next_prompt() -> None:
     prompt, everyone = situation([NOTHING_FOUND] * 2, 200), Decision(4, (0, 1))
     assert standing(taken(everyone, batch(1, 2), prompt), batch(1, 3), prompt) == everyone
     assert standing(taken(FIRST, batch(1, 2), prompt), batch(1, 3), prompt) is None

@@ -16,7 +16,7 @@ def chain(tokens: list[int]) -> DraftTree:
     return DraftTree.chain(9, tokens, "a")
 
 
-def test_what_was_never_granted_is_taken_to_go_on_as_it_went() -> None:
+def test_depths_never_granted_are_estimated_from_shallower_levels() -> None:
     learnt = DepthAcceptance()
     assert learnt.brought("a", 4, ALONE) == learnt.right("a", 4, ALONE) == [learnt.right("a", 1, ALONE)[0]] * 4
     assert learnt.drafted("a", 3, ALONE) == pytest.approx([1.0, 0.6, 0.36])
@@ -59,7 +59,7 @@ def test_a_level_of_a_tree_is_right_if_any_of_its_nodes_is() -> None:
     assert learnt.brought("a", 2, ALONE)[1] < 0.05
 
 
-def test_how_an_answer_begins_and_what_look_ups_find_is_another_matter() -> None:
+def test_acceptance_is_learnt_apart_at_an_answers_beginning_and_beside_lookup_finds() -> None:
     learnt = DepthAcceptance()
     for _ in range(100):
         learnt.observe("a", 1, chain([1]), [1], DraftContext.BEGINNING)

@@ -26,7 +26,7 @@ def test_a_drafter_lacks_what_was_written_since_it_was_asked() -> None:
     assert history.lacking("model", text) == 103
 
 
-def test_reading_pays_over_the_drafts_that_are_left() -> None:
+def test_drafts_left_are_estimated_from_answer_lengths_and_the_draft_interval() -> None:
     history, text = DraftHistory(), sequence(0)
     assert history.drafts_left("model", text) == 32.0
     for step in range(100):
@@ -42,14 +42,14 @@ def test_reading_pays_over_the_drafts_that_are_left() -> None:
     assert history.drafts_left("model", sequence(1, answer=200)) == pytest.approx(25.0, rel=0.01), "it has outlived the others"
 
 
-def test_answers_of_one_token_say_nothing_of_others() -> None:
+def test_answers_of_one_token_do_not_change_the_estimate_of_drafts_left() -> None:
     history = DraftHistory()
     for _ in range(100):
         history.ended(sequence(2, answer=1))
     assert history.drafts_left("model", sequence(1)) == 32.0
 
 
-def test_trials_and_shared_beginnings_say_nothing_of_how_often_a_drafter_is_asked() -> None:
+def test_trials_and_forks_do_not_change_the_estimate_of_drafts_left() -> None:
     history, text = DraftHistory(), sequence(0)
     history.record("model", text, 0, tried=False)
     history.fork(0, 1, 60)

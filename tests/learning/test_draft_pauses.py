@@ -39,7 +39,7 @@ def stretches(paused: list[bool]) -> list[int]:
     return lengths if lengths[-1] else lengths[:-1]
 
 
-def test_where_drafts_win_few_steps_go_without_and_ever_fewer() -> None:
+def test_where_drafts_win_less_than_one_percent_of_steps_go_without() -> None:
     paused = run(DraftPauses(), 1.0, 2.0, 4000)
     assert set(stretches(paused)) == {6}
     assert sum(paused) < 0.01 * 4000
@@ -52,20 +52,20 @@ def test_where_drafts_lose_they_are_tried_now_and_then() -> None:
     assert sum(paused[2000:]) > 0.9 * 2000
 
 
-def test_they_come_back_when_they_win_again() -> None:
+def test_paused_drafts_resume_when_they_win_again() -> None:
     pauses = DraftPauses()
     run(pauses, 1.0, 0.9, 3000)
     paused = run(pauses, 0.5, 0.9, 3000)
     assert sum(paused[600:]) < 0.02 * 2400
 
 
-def test_nobody_rests_where_no_step_without_drafts_could_be_that_fast() -> None:
+def test_no_pause_begins_where_plain_steps_could_not_be_that_fast() -> None:
     assert not any(run(DraftPauses(), 1.0, 0.5, 1000, least_s=1.3))
     assert not any(run(DraftPauses(), 1.0, 0.5, 1000, least_s=0.0)), "nor where nothing was measured"
     assert any(run(DraftPauses(), 1.0, 0.5, 1000, least_s=1.2)), "it is warmer among its like"
 
 
-def test_a_step_that_stands_for_several_counts_as_so_many() -> None:
+def test_a_timed_step_is_weighted_by_the_steps_it_stands_for() -> None:
     """Of what takes so long alone only one in four is seen, and of what follows each."""
     pauses = DraftPauses()
     for _ in range(150):
@@ -75,7 +75,7 @@ def test_a_step_that_stands_for_several_counts_as_so_many() -> None:
     assert abs(pauses._step_s - 6 / 5) < 0.1
 
 
-def test_steps_count_whether_they_are_seen_or_not() -> None:
+def test_steps_that_are_not_seen_count_towards_timings_and_pauses() -> None:
     """Which of them are learnt from is for others to say."""
     pauses = DraftPauses()
     for step in range(49):

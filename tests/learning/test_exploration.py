@@ -39,7 +39,7 @@ def test_trials_that_pay_for_themselves_follow_one_another() -> None:
     assert all(found[found.index(True) :])
 
 
-def test_what_a_good_time_brought_pays_for_few_trials_in_a_bad_one() -> None:
+def test_gains_of_winning_trials_pay_for_few_losing_trials_later() -> None:
     exploration = Exploration()
     assert any(tried(exploration, 500, 10 * COST_S))
     assert sum(tried(exploration, 50, 0.0)) <= 4
@@ -66,13 +66,13 @@ def test_a_step_has_one_trial_at_most() -> None:
     assert not exploration.may_be_due("another")
 
 
-def test_no_trial_in_a_step_brings_nothing() -> None:
+def test_ending_a_step_without_a_trial_earns_no_credit() -> None:
     exploration = Exploration()
     exploration.end(1e9)
     assert not asked(exploration)
 
 
-def test_a_request_of_whom_much_is_to_be_read_holds_up_no_other() -> None:
+def test_a_request_with_much_unread_text_does_not_block_trials_for_others() -> None:
     """Beside another it is passed over, and it is soon asked again whether whoever came meanwhile may be tried for."""
     exploration, turns = Exploration(), {0: 0, 1: 0}
     for step in range(3_000):

@@ -19,7 +19,7 @@ def learnt_from(learning_interval: LearningInterval, share: float, steps: int) -
 
 
 @pytest.mark.parametrize(("share", "apart"), [(0.001, 1), (0.007, 1), (0.01, 2), (0.015, 3), (0.02, 4), (0.3, 4)])
-def test_where_learning_shows_one_step_in_a_few_is_learnt_from(share: float, apart: int) -> None:
+def test_the_costlier_learning_is_the_fewer_steps_are_learnt_from(share: float, apart: int) -> None:
     learning_interval = LearningInterval()
     due = learnt_from(learning_interval, share, 1000)
     assert all(due[:64]), "once much is known"
@@ -35,7 +35,7 @@ def test_lessons_do_not_come_at_equal_distances() -> None:
         assert min(seen) > 0.5 * max(seen)
 
 
-def test_the_steps_between_are_counted() -> None:
+def test_the_steps_of_all_intervals_add_up_to_the_steps_taken() -> None:
     learning_interval, counted = LearningInterval(), 0
     for _ in range(1000):
         learning_interval.begin()
@@ -60,7 +60,7 @@ def test_of_a_rest_its_last_step_is_learnt_from_and_so_is_the_one_behind_it() ->
     assert seen == [(False, 1), (False, 2), (True, 3), (True, 1), (False, 1)]
 
 
-def test_in_a_long_rest_one_is_overdue_now_and_then() -> None:
+def test_one_step_in_four_of_a_long_pause_is_learnt_from() -> None:
     """What a forward takes changes meanwhile, where others come to need the machine or no longer do."""
     learning_interval, due = LearningInterval(), []
     for _ in range(80):
@@ -69,7 +69,7 @@ def test_in_a_long_rest_one_is_overdue_now_and_then() -> None:
     assert sum(due) == pytest.approx(80 / 4, abs=1)
 
 
-def test_what_was_promised_to_the_step_behind_a_rest_is_kept_over_further_rests() -> None:
+def test_a_learning_step_due_behind_a_pause_stays_due_over_further_pauses() -> None:
     learning_interval = LearningInterval()
     learnt_from(learning_interval, 0.1, 1000)
     for due in (True, False):
@@ -78,7 +78,7 @@ def test_what_was_promised_to_the_step_behind_a_rest_is_kept_over_further_rests(
     assert learning_interval.begin()
 
 
-def test_what_a_step_takes_is_what_most_of_them_take() -> None:
+def test_the_mean_step_time_counts_a_learning_step_once_per_interval() -> None:
     learning_interval = LearningInterval()
     learnt_from(learning_interval, 0.1, 1000)
     while not learning_interval.due:

@@ -47,7 +47,7 @@ def first_asked(lookup_values: LookupValues, key: int, finds: bool, now: int) ->
     return 40
 
 
-def test_the_more_requests_in_a_row_it_brings_nothing_the_later_it_is_asked_for_another() -> None:
+def test_a_lookup_that_fails_for_many_requests_in_a_row_is_asked_later_in_the_next() -> None:
     lookup_values = lookup_values_of(0.2)
     waited = [first_asked(lookup_values, key, False, 100 * key) for key in range(200)]
     assert waited[0] == 0
@@ -62,7 +62,7 @@ def test_the_more_requests_in_a_row_it_brings_nothing_the_later_it_is_asked_for_
     assert [first_asked(lookup_values, key, True, 100 * key) for key in range(232, 240)] == [0] * 8
 
 
-def test_a_look_up_that_pays_anyway_is_accounted_for_where_a_step_is_learnt_from() -> None:
+def test_a_lookup_that_pays_is_accounted_only_in_steps_that_are_learnt_from() -> None:
     lookup_values, one, now = lookup_values_of(0.3), sequence(1, range(5)), 0
     found, nothing = DraftTree.chain(4, [5], "found", confidences=[0.9]), DraftTree.root(4)
 
@@ -81,7 +81,7 @@ def test_a_look_up_that_pays_anyway_is_accounted_for_where_a_step_is_learnt_from
     assert not all(asked(nothing, False) for _ in range(60)), "one that pays no longer is accounted for in every step"
 
 
-def test_a_request_with_a_reference_is_awake_as_long_as_what_drafts_from_it_is() -> None:
+def test_a_request_with_a_reference_stays_awake_while_its_reference_drafter_does() -> None:
     lookup_values, one = lookup_values_of(0.2), sequence(1, range(5))
     refers = DrafterInfo("refers", Budget(6, 6), refers=True)
     for depth in range(1, 7):

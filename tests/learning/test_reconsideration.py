@@ -18,7 +18,7 @@ def test_while_somebody_is_asked_drafts_are_thought_about_in_every_step() -> Non
     assert all(thinks(reconsideration, asked=True) for _ in range(20))
 
 
-def test_once_nobody_is_they_are_in_one_of_eight() -> None:
+def test_drafts_are_considered_in_one_step_of_eight_once_no_drafter_is_asked() -> None:
     reconsideration = Reconsideration()
     assert [thinks(reconsideration) for _ in range(20)] == [True] * 3 + [step % 8 == 0 for step in range(1, 18)]
     while not thinks(reconsideration, asked=True):
@@ -26,14 +26,14 @@ def test_once_nobody_is_they_are_in_one_of_eight() -> None:
     assert thinks(reconsideration), "and in all again when somebody is asked"
 
 
-def test_another_request_is_thought_about_at_once() -> None:
+def test_drafts_are_considered_at_once_for_a_new_request() -> None:
     reconsideration = Reconsideration()
     while thinks(reconsideration):
         pass
     assert [thinks(reconsideration, newest=1), thinks(reconsideration, newest=1)] == [True, False]
 
 
-def test_in_a_crowd_one_other_request_waits_for_some_more_or_for_its_turn() -> None:
+def test_in_a_crowd_one_new_request_waits_for_more_of_them_or_for_its_turn() -> None:
     """With short answers hardly a step goes by in which none begins."""
     reconsideration = Reconsideration()
     while thinks(reconsideration, requests=16):
@@ -43,7 +43,7 @@ def test_in_a_crowd_one_other_request_waits_for_some_more_or_for_its_turn() -> N
     assert [thinks(reconsideration, 21, requests=16) for _ in range(16)] == [False] * 7 + [True] + [False] * 7 + [True]
 
 
-def test_what_is_calm_is_learnt_from_before_drafts_are_thought_about_again() -> None:
+def test_a_skipped_step_is_observed_before_drafts_are_considered_again() -> None:
     reconsideration = Reconsideration()
     while thinks(reconsideration):
         pass
@@ -53,14 +53,14 @@ def test_what_is_calm_is_learnt_from_before_drafts_are_thought_about_again() -> 
     assert told == [(False, False), (False, False), (True, False), *[(False, False)] * 3, (True, True)]
 
 
-def test_one_that_came_before_another_is_another_all_the_same() -> None:
+def test_a_newest_request_with_a_lower_key_counts_as_a_new_one() -> None:
     reconsideration = Reconsideration()
     while thinks(reconsideration, newest=7):
         pass
     assert thinks(reconsideration, newest=3)
 
 
-def test_a_step_in_which_it_was_not_asked_is_no_rest() -> None:
+def test_a_step_that_never_asked_for_a_decision_does_not_count_as_skipped() -> None:
     reconsideration = Reconsideration()
     while thinks(reconsideration):
         pass

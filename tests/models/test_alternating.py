@@ -11,7 +11,7 @@ from paceline.models.alternating import Alternating
 
 @pytest.mark.parametrize("outputs", [1, PANEL, 2 * PANEL + 3])
 @pytest.mark.parametrize("inputs", [(), (5,)])
-def test_panels_of_both_take_turns(outputs: int, inputs: tuple[int, ...]) -> None:
+def test_panels_of_the_two_matrices_alternate(outputs: int, inputs: tuple[int, ...]) -> None:
     gate, up = torch.randn(outputs, *inputs), torch.randn(outputs, *inputs)
     both = Alternating(gate, up)
     panels = both[:].view(-1, 2, PANEL, *inputs)

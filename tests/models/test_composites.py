@@ -38,7 +38,7 @@ SEEING: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("kind", SEEING)
-def test_text_of_a_model_that_sees_has_a_configuration_of_its_own(tmp_path: Path, kind: str) -> None:
+def test_a_vision_models_text_is_computed_by_its_text_configuration(tmp_path: Path, kind: str) -> None:
     torch.manual_seed(1)
     config = AutoConfig.for_model(kind, text_config={**SIZES, **SEEING[kind]}, vision_config=SIGHT)
     reference = AutoModelForImageTextToText.from_config(config).float().eval()

@@ -120,7 +120,7 @@ def test_routed_families_branch_in_the_flat_step(kind: str) -> None:
 
 
 @pytest.mark.parametrize(("kind", "words"), SETTINGS)
-def test_what_a_configuration_sets_is_heeded(kind: str, words: dict[str, Any]) -> None:
+def test_settings_of_a_configuration_are_applied(kind: str, words: dict[str, Any]) -> None:
     reference = tiny_model(kind, **words)
     assert largest_error(as_hub(reference), reference) < TOLERANCE
 

@@ -130,7 +130,7 @@ def test_a_grammar_may_name_a_special_token(grammars: Grammars) -> None:
 )
 @pytest.mark.parametrize("free", [False, True])
 @pytest.mark.parametrize("closing", ["</think>", BOS])
-def test_an_answer_may_have_a_thought_to_end_first(
+def test_a_grammar_may_begin_behind_the_end_of_a_thought(
     grammars: Grammars, grammar: Grammar, said: str, free: bool, closing: str | int
 ) -> None:
     def verdict(*parts: str | int) -> str:
@@ -298,12 +298,14 @@ FIELDS = {"type": "object", "properties": {"a": {**INTEGER, "multipleOf": 991}, 
         {"type": "object", "properties": {"multipleOf": {"const": "multipleOf: 9999991"}}},
     ],
 )
-def test_other_multiples_are_held_to(grammars: Grammars, value: object) -> None:
+def test_multiples_of_few_remainders_are_enforced(grammars: Grammars, value: object) -> None:
     for grammar in (schema(value), Grammar(kind="lark", text=f"start: %json {json.dumps(value)}")):
         assert walked(grammars.constraint(grammar, EOSES), Random(5), 8)
 
 
-def test_while_too_many_that_were_given_up_compile_no_other_begins(grammars: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_grammar_is_compiled_while_too_many_given_up_compilations_still_run(
+    grammars: Grammars, monkeypatch: pytest.MonkeyPatch
+) -> None:
     known, ended = regex("compiled before"), Event()
     answer = grammars.constraint(known, EOSES)
     monkeypatch.setattr(room, "_GIVEN_UP", [])
@@ -355,7 +357,7 @@ def test_only_the_latest_grammars_are_kept() -> None:
     assert len(grammars._compiled) == room._KEPT
 
 
-def test_an_answer_is_over_where_going_on_would_take_too_much(grammars: Grammars) -> None:
+def test_an_answer_ends_by_length_where_its_grammar_gets_too_costly(grammars: Grammars) -> None:
     constraint = grammars.constraint(regex("((((a{1,1000}){1,1000}){1,1000}){1,1000})"), EOSES)
     letter, path = tokenizer().encode("a", add_special=False)[0], ()
     while constraint.over(path) is None:
@@ -368,7 +370,7 @@ def test_an_answer_is_over_where_going_on_would_take_too_much(grammars: Grammars
     assert constraint.over(path[:-1]) is None
 
 
-def test_what_other_answers_have_read_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_masks_do_not_depend_on_what_other_answers_have_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """Copies of a matcher count their states in common: answers before, and drafts, must not use up the room of the next one."""
     monkeypatch.setattr(room, "_LIMITS", LLParserLimits(max_lexer_states=400, verbose_errors=False))
     grammar = regex("[a-z ]*[aeiou][a-z ]{40}")
@@ -424,7 +426,7 @@ def test_a_matcher_past_its_limits_is_replaced_once_for_all_answers_and_for_no_d
     assert len(compiled) == 1
 
 
-def test_a_walk_that_broke_off_is_taken_up_again(grammars: Grammars) -> None:
+def test_a_constraint_gives_the_same_mask_after_its_walk_was_lost(grammars: Grammars) -> None:
     constraint, fresh = (grammars.constraint(regex(SENTENCE), EOSES) for _ in range(2))
     path = constraint.forced(2)
     constraint.commit(path)

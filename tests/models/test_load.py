@@ -118,7 +118,7 @@ def test_loading_is_silent(whole: Path, capfd: pytest.CaptureFixture[str]) -> No
     assert capfd.readouterr() == ("", "")
 
 
-def test_silence_ends_with_the_last_thread_that_wants_it() -> None:
+def test_logging_is_restored_once_the_last_of_nested_quiet_blocks_ends() -> None:
     level, filters = logging.get_verbosity(), list(warnings.filters)
     first, second = quiet(), quiet()
     first.__enter__()

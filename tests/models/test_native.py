@@ -345,7 +345,7 @@ def test_windows_of_no_width_go_by_the_other_backend(tmp_path: Path) -> None:
     assert isinstance(loaded_or_sentence(folder), str)
 
 
-def test_plain_numbers_to_be_quantised_go_by_the_other_backend(tmp_path: Path) -> None:
+def test_a_checkpoint_to_be_quantised_at_load_goes_by_the_other_backend(tmp_path: Path) -> None:
     folder, reference = checkpoint(tmp_path)
     edit(folder, quantization_config={"quant_method": "unheard of"})
     assert same(native(folder), reference)
@@ -371,7 +371,7 @@ def same(model: LanguageModel, reference: Any) -> bool:
 
 
 @pytest.mark.parametrize("name", EXTRA)
-def test_tensors_without_a_place_change_nothing(tmp_path: Path, name: str) -> None:
+def test_a_model_with_unknown_tensors_goes_by_the_other_backend(tmp_path: Path, name: str) -> None:
     """transformers leaves them aside; a backend that read them would be another model."""
     folder, reference = checkpoint(tmp_path)
     model = load_model(rewritten(folder, **{name: EXTRA[name]}))
@@ -413,7 +413,7 @@ def test_an_untied_model_that_was_saved_without_its_head_is_refused(tmp_path: Pa
 
 
 @pytest.mark.parametrize("kind", ["llama", "gemma2"])
-def test_a_tied_model_of_which_the_head_alone_is_stored(tmp_path: Path, kind: str) -> None:
+def test_a_tied_model_stored_with_its_head_alone_loads(tmp_path: Path, kind: str) -> None:
     folder, reference = checkpoint(tmp_path, kind, tie_word_embeddings=True)
     save_model(reference, str(folder / "model.safetensors"), metadata={"format": "pt"})
     assert "model.embed_tokens.weight" not in load_file(folder / "model.safetensors")
@@ -435,7 +435,7 @@ def test_a_head_of_its_own_counts_though_the_model_is_said_to_be_tied(tmp_path: 
     assert same(model, AutoModelForCausalLM.from_pretrained(folder).eval())
 
 
-def test_a_scaling_beside_other_words_on_rotation_is_heeded(tmp_path: Path) -> None:
+def test_rope_scaling_beside_rope_parameters_is_applied(tmp_path: Path) -> None:
     folder, reference = checkpoint(tmp_path, rope_parameters={"rope_type": "default", "rope_theta": 10000.0})
     edit(folder, rope_scaling={"rope_type": "linear", "factor": 4.0})
     model = load_model(folder)
@@ -443,7 +443,7 @@ def test_a_scaling_beside_other_words_on_rotation_is_heeded(tmp_path: Path) -> N
     assert same(model, AutoModelForCausalLM.from_pretrained(folder).eval())
 
 
-def test_a_word_of_another_family_is_not_heeded(tmp_path: Path) -> None:
+def test_a_setting_of_another_family_is_ignored(tmp_path: Path) -> None:
     folder, reference = checkpoint(tmp_path, "stablelm")
     edit(folder, rms_norm_eps=0.5)
     assert same(native(folder), reference)
@@ -520,7 +520,7 @@ BEYOND_A_HEAD: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("kind", "rotation"), BEYOND_A_HEAD, ids=str)
-def test_what_is_rotated_lies_within_a_head(tmp_path: Path, kind: str, rotation: dict[str, Any]) -> None:
+def test_a_rotation_larger_than_a_head_is_refused(tmp_path: Path, kind: str, rotation: dict[str, Any]) -> None:
     folder, _ = checkpoint(tmp_path, kind)
     edit(folder, rope_parameters=rotation)
     assert "it rotates" in refusal(folder)
@@ -554,7 +554,9 @@ FAILING: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("kind", "changes"), FAILING, ids=str)
-def test_whatever_fails_on_the_way_is_a_refusal(tmp_path: Path, kind: str, changes: dict[str, Any]) -> None:
+def test_a_configuration_that_fails_to_load_natively_is_refused_and_raises_nothing_else(
+    tmp_path: Path, kind: str, changes: dict[str, Any]
+) -> None:
     folder, _ = checkpoint(tmp_path, kind)
     edit(folder, **changes)
     assert refusal(folder)
@@ -570,7 +572,7 @@ LACKING = [
 
 
 @pytest.mark.parametrize("error", LACKING, ids=str)
-def test_what_the_machine_lacks_does_not_make_it_another_target(
+def test_lack_of_memory_raises_model_error_and_does_not_change_the_backend(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: Exception
 ) -> None:
     """transformers would hold it in float32."""
@@ -693,7 +695,7 @@ def test_taps_are_the_hidden_states_of_transformers(tmp_path: Path, case: str) -
             score(model, cache, [missing(cache, owner, tree)], taps=(layer,))
 
 
-def test_a_context_beyond_the_first_rotation_table(tmp_path: Path) -> None:
+def test_logits_are_right_beyond_the_first_rotation_table(tmp_path: Path) -> None:
     """Positions past 1024, where the tables and the slabs have grown under a sequence that goes on."""
     over = {"max_position_embeddings": 4096, "hidden_size": 32, "head_dim": 8, "intermediate_size": 32}
     folder, reference = checkpoint(tmp_path, **over)

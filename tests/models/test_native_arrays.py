@@ -1,4 +1,4 @@
-"""Room for a step that was not made in full: whoever was interrupted goes on as if nothing had happened."""
+"""Scratch, rotation tables and threads of a step: what could not be made in full is made anew by the next one."""
 
 from __future__ import annotations
 

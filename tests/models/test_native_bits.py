@@ -188,7 +188,7 @@ def test_a_big_batch_has_the_bits_of_single_sequences(folders: dict[str, Path], 
 @pytest.mark.parametrize("weights", ["fp32", "int8"])
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("told", [False, True])
-def test_rows_that_nobody_wants_leave_the_last_layer_and_no_trace(
+def test_rows_without_wanted_logits_skip_the_last_layer_and_change_no_bit(
     folders: dict[str, Path], name: str, weights: str, told: bool
 ) -> None:
     """A chunk, a prompt that comes to its root and a tree, in any order, in one step; and then what they left in the cache."""
@@ -234,7 +234,7 @@ def test_scratch_grows_without_a_trace(folders: dict[str, Path]) -> None:
             run(owners)
 
 
-def test_slabs_double_under_a_sequence_that_goes_on(folders: dict[str, Path]) -> None:
+def test_doubling_slabs_under_a_running_sequence_changes_no_bit(folders: dict[str, Path]) -> None:
     """The first capacity is 128: a tree astride it, and a commit right behind."""
     model, plain = loaded(folders["llama"], "fp32")
     draw = random.Random(11)
@@ -250,7 +250,7 @@ def test_slabs_double_under_a_sequence_that_goes_on(folders: dict[str, Path]) ->
     assert cache.slab(0).capacity > 128
 
 
-def test_what_was_drafted_in_vain_leaves_no_trace(folders: dict[str, Path]) -> None:
+def test_rejected_drafts_and_truncated_texts_change_no_later_bit(folders: dict[str, Path]) -> None:
     """Abandoned steps, truncated sequences and released keys leave stale numbers in slots, which nobody reads."""
     model, plain = loaded(folders["sliding"], "fp32")
     draw = random.Random(12)

@@ -47,7 +47,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> NativeModel:
 
 @pytest.mark.parametrize("params", PARAMS, ids=lambda params: f"{params.temperature} {params.top_p} {params.repetition_penalty}")
 @pytest.mark.parametrize("count", THREADS)
-def test_drafts_are_those_of_the_long_way(model: NativeModel, params: SamplingParams, count: int) -> None:
+def test_chains_drafted_in_one_call_equal_those_drafted_token_by_token(
+    model: NativeModel, params: SamplingParams, count: int
+) -> None:
     """Sequences of different lengths and depths: some end before others. Then what came true, in part, and again."""
     both, owners = Both(model), owners_of(params, [5, 31, 1, 64])
     with threads(count):
@@ -61,7 +63,7 @@ def test_drafts_are_those_of_the_long_way(model: NativeModel, params: SamplingPa
 
 
 @pytest.mark.skipif(THREADS[-1] == 1, reason="one core")
-def test_there_is_room_for_every_thread_whatever_the_system_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_drafting_has_scratch_for_every_thread_whatever_cpu_count_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Python counts as many processors as `PYTHON_CPU_COUNT` says."""
     monkeypatch.setattr("os.cpu_count", lambda: 1)
     both = Both(native(checkpoint(tmp_path, sharpness=1.0)[0]))
@@ -92,7 +94,9 @@ def test_a_draft_ends_with_the_context(model: NativeModel) -> None:
 
 @pytest.mark.parametrize("params", PARAMS[:2], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("vocab_size", [40, 128])
-def test_the_vocabulary_of_the_target_decides(model: NativeModel, params: SamplingParams, vocab_size: int) -> None:
+def test_drafted_tokens_are_within_the_vocabulary_of_the_target(
+    model: NativeModel, params: SamplingParams, vocab_size: int
+) -> None:
     both = Both(model, vocab_size)
     for tree in both.extend(owners_of(params, [5, 9]), [8, 8]):
         assert max(tree.tokens[1:]) < min(vocab_size, 97)
@@ -133,7 +137,7 @@ def test_a_chain_ends_where_its_path_gets_unlikely(model: NativeModel, params: S
 
 @pytest.mark.parametrize("kind", [kind for kind in Proposal if kind.drawn])
 @pytest.mark.parametrize("vocab_size", [60, 97, 120])
-def test_drawn_chains_are_those_of_the_long_way(model: NativeModel, kind: Proposal, vocab_size: int) -> None:
+def test_drawn_chains_equal_those_drafted_token_by_token(model: NativeModel, kind: Proposal, vocab_size: int) -> None:
     """Sequences that end before others, greedy ones among them, and the same distributions on record."""
     both = Both(model, vocab_size)
     owners = [owners_of(PARAMS[place % 3], [5, 31, 1, 64, 7])[place] for place in range(5)]
@@ -151,7 +155,7 @@ def test_drawn_chains_are_those_of_the_long_way(model: NativeModel, kind: Propos
 
 @pytest.mark.parametrize("kind", [kind for kind in Proposal if kind.drawn])
 @pytest.mark.parametrize("vocab_size", [60, 97, 120])
-def test_chains_drawn_within_cuts_and_penalties_are_those_of_the_long_way(
+def test_chains_drawn_within_cuts_and_penalties_equal_those_drafted_token_by_token(
     model: NativeModel, kind: Proposal, vocab_size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     both, called = Both(model, vocab_size), list[int]()
@@ -195,13 +199,13 @@ def test_a_drafter_that_joins_late_catches_up(model: NativeModel, monkeypatch: p
         Both(model).extend(owners_of(PARAMS[0], lengths), [3] * len(lengths))
 
 
-def test_nothing_to_draft_feeds_nothing(model: NativeModel) -> None:
+def test_a_budget_of_no_tokens_runs_no_forward(model: NativeModel) -> None:
     both, owners = Both(model), owners_of(PARAMS[0], [5, 9])
     assert [tree.tokens for tree in both.extend(owners, [0, 0])] == [(owner.root,) for owner in owners]
     assert both.fast.length(0) == 0
 
 
-def test_a_draft_of_no_numbers_is_none(tmp_path: Path) -> None:
+def test_logits_that_are_not_numbers_end_a_draft_and_not_the_request(tmp_path: Path) -> None:
     """Logits that are not numbers end a draft, not a request; here, once the model has been loaded."""
     model = native(checkpoint(tmp_path)[0])
     model.packed._embedding.fill_(torch.nan)
@@ -236,7 +240,9 @@ class Anything:
         return np.ones(97, bool)
 
 
-def test_who_is_drafted_for_token_by_token_holds_nobody_up(model: NativeModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requests_under_a_grammar_do_not_keep_others_from_drafting_in_one_call(
+    model: NativeModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A request under a grammar drafts beside others that are drafted for in one call."""
     called: list[int] = []
     spelled = [one.model_copy(update={"grammar": Grammar(kind="regex", text="a*")}) for one in PARAMS[:2]]

@@ -55,7 +55,9 @@ def mixed(lengths: list[int]) -> list[Sequence]:
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("count", THREADS)
-def test_trees_of_a_shape_are_those_of_the_long_way(model: NativeModel, shape: str, kind: Proposal, count: int) -> None:
+def test_static_trees_drafted_in_one_call_equal_those_drafted_level_by_level(
+    model: NativeModel, shape: str, kind: Proposal, count: int
+) -> None:
     """Sequences of different lengths and depths, greedy ones among them. Then what came true, in part, and again."""
     both, owners = Both(model), mixed([5, 31, 1, 64])
     with threads(count):
@@ -71,7 +73,9 @@ def test_trees_of_a_shape_are_those_of_the_long_way(model: NativeModel, shape: s
 @pytest.mark.parametrize("width", [1, 2, 3])
 @pytest.mark.parametrize("nodes", [1, 5, 12])
 @pytest.mark.parametrize("count", THREADS)
-def test_trees_that_grow_by_what_is_likely_are_too(model: NativeModel, width: int, nodes: int, count: int) -> None:
+def test_dynamic_trees_drafted_in_one_call_equal_those_drafted_level_by_level(
+    model: NativeModel, width: int, nodes: int, count: int
+) -> None:
     both, owners = Both(model), mixed([5, 31, 1, 64])
     with threads(count):
         for depths in ([4, 2, 6, 1], [0, 3, 5, 2]):
@@ -85,7 +89,7 @@ def test_trees_that_grow_by_what_is_likely_are_too(model: NativeModel, width: in
 
 @pytest.mark.parametrize("growth", [Growth(kind, SHAPES["optimal"]) for kind in KINDS] + [Growth(width=3)], ids=str)
 @pytest.mark.parametrize("vocab_size", [60, 97, 120])
-def test_the_vocabulary_of_the_target_decides(model: NativeModel, growth: Growth, vocab_size: int) -> None:
+def test_drafted_tokens_are_within_the_vocabulary_of_the_target(model: NativeModel, growth: Growth, vocab_size: int) -> None:
     for tree in Both(model, vocab_size).extend(mixed([5, 9, 20]), [4, 5, 3], growth, nodes=14):
         assert max(tree.tokens[1:]) < min(vocab_size, 97)
 
@@ -125,7 +129,7 @@ def test_branches_end_where_they_get_unlikely_or_their_text_ends(model: NativeMo
 
 @pytest.mark.parametrize("growth", [Growth(kind, SHAPES["optimal"]) for kind in Proposal] + [Growth(width=3)], ids=str)
 @pytest.mark.parametrize("count", THREADS)
-def test_trees_within_cuts_and_penalties_are_those_of_the_long_way(
+def test_trees_within_cuts_and_penalties_equal_those_drafted_level_by_level(
     model: NativeModel, growth: Growth, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     called, drafted = list[int](), model._drafted
@@ -143,7 +147,7 @@ def test_trees_within_cuts_and_penalties_are_those_of_the_long_way(
 
 
 @pytest.mark.parametrize("growth", [Growth(kind, SHAPES["brush"]) for kind in KINDS] + [Growth(width=3)], ids=str)
-def test_a_tree_of_no_numbers_is_none(tmp_path: Path, growth: Growth) -> None:
+def test_logits_that_are_not_numbers_end_a_tree_and_not_the_request(tmp_path: Path, growth: Growth) -> None:
     model = native(checkpoint(tmp_path)[0])
     model.packed._embedding.fill_(torch.nan)
     cache, owners = model.new_cache(), mixed([4, 6])

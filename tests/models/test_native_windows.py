@@ -20,9 +20,7 @@ TOLERANCE = 1e-4
 
 @pytest.mark.parametrize("count", THREADS)
 @pytest.mark.parametrize(("kind", "words"), [("mistral", {"sliding_window": 9}), ("gemma2", {"sliding_window": 34})])
-def test_what_a_window_leaves_out_is_what_transformers_leaves_out(
-    tmp_path: Path, kind: str, words: dict[str, Any], count: int
-) -> None:
+def test_sliding_windows_give_the_logits_of_transformers(tmp_path: Path, kind: str, words: dict[str, Any], count: int) -> None:
     """Two long prompts in chunks, a branching draft of each, a commit of the longer branch, and drafts again."""
     folder, reference = checkpoint(tmp_path, kind, max_position_embeddings=256, **words)
     model, draw = native(folder), random.Random(17)

@@ -83,7 +83,7 @@ def test_every_token_means_what_it_decodes_to(made: Made, name: str) -> None:
     assert pieces.of[tokenizer.vocab_size :] == [b""] * 3
 
 
-def test_what_stands_behind_a_text_does_not_open_it(made: Made) -> None:
+def test_a_token_that_the_tokenizer_appends_is_no_opening_token(made: Made) -> None:
     tokenizer, pieces = made("spaced")
     assert tokenizer.encode("x")[-1] == pieces.roles["eos"]
     assert pieces.opening == (pieces.roles["bos"],)
@@ -129,7 +129,7 @@ def test_special_tokens_are_translated_by_name_or_by_what_they_are_for(made: Mad
     assert translated_specials(tiny, pieced) == {0: 0, 1: 1, 2: 2}
 
 
-def test_a_boundary_is_between_tokens_or_nowhere(made: Made) -> None:
+def test_boundary_finds_only_byte_offsets_between_tokens(made: Made) -> None:
     _, pieces = made("tiny")
     tokens = pieces.spelled(b"the in")
     assert [pieces.boundary(tokens, size) for size in (0, 3, 4, 6)] == [0, 1, 2, 3]
@@ -146,7 +146,7 @@ def test_tokens_that_the_model_lacks_are_not_spelled_with(folder: Path) -> None:
     assert pieces.bytes_of(spelled) == b"the thin"
 
 
-def test_what_no_token_stands_for_is_unknown(tmp_path: Path) -> None:
+def test_bytes_that_no_token_stands_for_are_spelled_as_unknown(tmp_path: Path) -> None:
     from tokenizers import Tokenizer as Library, models
 
     library = Library(models.BPE({"<unk>": 0, "a": 1, "b": 2}, [], unk_token="<unk>"))
@@ -156,7 +156,7 @@ def test_what_no_token_stands_for_is_unknown(tmp_path: Path) -> None:
     assert pieces.spelled(b"a?b") == [1, 0, 2]
 
 
-def test_one_place_does_not_decide_how_a_long_text_is_split(tmp_path: Path) -> None:
+def test_one_special_name_in_a_long_text_does_not_change_the_split_of_the_rest(tmp_path: Path) -> None:
     """The name of a special token, as text: the tokenizer would write the token."""
     from tokenizers import Tokenizer as Library, models
 

@@ -104,7 +104,7 @@ WINDOWS = [Options(), Options(window=3, ngram=4), Options(window=1, ngram=3)]
 
 @pytest.mark.parametrize("options", WINDOWS, ids=str)
 @pytest.mark.parametrize("weights", FORMATS)
-def test_on_the_native_backend_not_a_bit_moves(tmp_path: Path, weights: str, options: Options) -> None:
+def test_probes_change_no_bit_on_the_native_backend(tmp_path: Path, weights: str, options: Options) -> None:
     model = native(checkpoint(tmp_path, vocab_size=VOCABULARY)[0], weights)
     for count in THREADS:
         with threads(count):
@@ -121,11 +121,11 @@ BACKENDS: dict[str, Callable[[], LanguageModel]] = {
 
 @pytest.mark.parametrize("options", WINDOWS, ids=str)
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_on_the_transformers_backend_nothing_moves_but_the_last_bits(backend: str, options: Options) -> None:
+def test_probes_change_only_rounding_on_the_transformers_backend(backend: str, options: Options) -> None:
     assert max(differences(BACKENDS[backend](), options)) < HUB_TOLERANCE
 
 
-def test_the_tests_own_target_sees_probes_as_it_should() -> None:
+def test_probes_change_no_bit_on_the_table_model_of_the_tests() -> None:
     for model in (TableModel(VOCABULARY, memory=None), TableModel(VOCABULARY, memory=4, cache=DenseTableCache)):
         for options in WINDOWS:
             assert differences(model, options) == [0.0, 0.0, 0.0]

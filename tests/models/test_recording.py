@@ -41,7 +41,7 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("graphs")
-def test_nothing_is_collected_amid_a_recording() -> None:
+def test_garbage_collection_is_off_during_a_recording() -> None:
     seen = list[bool]()
     captured(lambda: seen.append(gc.isenabled()), never_waits=True)
     assert seen == [True, False]
@@ -49,7 +49,7 @@ def test_nothing_is_collected_amid_a_recording() -> None:
 
 
 @pytest.mark.usefixtures("graphs")
-def test_what_failed_first_is_told() -> None:
+def test_the_first_error_of_a_failed_recording_is_raised() -> None:
     calls = list[int]()
 
     def fails() -> None:

@@ -92,7 +92,7 @@ AHEAD: dict[str, Callable[[], Drafter | None]] = {
 
 @pytest.mark.parametrize("ahead", AHEAD)
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_is_drafted_is_the_greedy_text_of_the_model(folder: Path, kind: str, ahead: str) -> None:
+def test_drafts_are_the_greedy_text_of_the_model(folder: Path, kind: str, ahead: str) -> None:
     """As drafted afresh from its own tokens, whatever was cached and drafted before; in a cascade too, although text that is
     split anew changes tokens that it was shown as committed."""
     model, lone = retokenized(folder, kind, AHEAD[ahead]()), load_model(folder / kind)
@@ -127,7 +127,7 @@ def greedy(model: LanguageModel, tokens: list[int], count: int) -> list[int]:
     return said[len(tokens) :]
 
 
-def test_a_model_that_says_the_same_in_other_tokens_drafts_what_the_target_says(folder: Path) -> None:
+def test_the_target_under_another_tokenizer_drafts_mostly_the_targets_own_text(folder: Path) -> None:
     target, model = load_model(folder / "target"), retokenized(folder, "shuffled")
     right = total = 0
     for key in range(12):
@@ -150,7 +150,7 @@ def test_special_tokens_divide_a_text(folder: Path) -> None:
     assert tokens.count(own.special["<s>"]) == 2
 
 
-def test_what_is_forgotten_is_written_anew(folder: Path) -> None:
+def test_a_truncated_shadow_is_rewritten_and_a_released_one_gone(folder: Path) -> None:
     model, text = retokenized(folder, "pieced"), texts(folder, 5, 12)
     owner = Sequence(0, tuple(text), SamplingParams(), seed=0)
     (first,) = model.extend([owner], [Budget(4, 4)], "m")
@@ -180,7 +180,7 @@ def test_nothing_is_drafted_without_a_budget(folder: Path) -> None:
     assert model.held_bytes == 0
 
 
-def test_nothing_is_drafted_behind_text_that_is_nothing_to_the_model(folder: Path) -> None:
+def test_nothing_is_drafted_for_a_text_without_any_token_of_the_model(folder: Path) -> None:
     """Padding of the target has no text, and a model without an opening token is left with nothing to go on from."""
     own, tokenizer = pieces(folder / "shuffled"), Tokenizer(folder / "target")
     own.opening = ()
@@ -204,7 +204,7 @@ def test_seams_lie_where_words_begin(folder: Path) -> None:
     assert _seam(target, [70] * 28 + [2, 71]) == 29
 
 
-def test_a_character_is_whole_or_left_out() -> None:
+def test_an_unfinished_character_at_the_end_is_left_out() -> None:
     text = "a\u00e9\u20ac\U0001f600z".encode()
     whole = {1, 3, 6, 10, 11}
     for size in range(len(text) + 1):
@@ -246,7 +246,7 @@ def test_a_short_beginning_takes_no_room_for_the_text_it_comes_from(folder: Path
     assert retokenized(folder, "pieced").extend([sharing], [Budget(4, 4)], "m") == [tree]
 
 
-def test_what_drafts_for_the_model_is_told_how_a_text_ended(folder: Path) -> None:
+def test_the_inner_drafter_learns_the_whole_of_an_ended_answer(folder: Path) -> None:
     """In the model's tokens, to the last of them."""
     model, text = retokenized(folder, "pieced", SuffixDrafter(SuffixOptions())), texts(folder, 5, 20)
     owner = Sequence(0, tuple(text[:44]), SamplingParams(), seed=0)

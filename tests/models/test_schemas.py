@@ -34,7 +34,7 @@ CLOSED = {**ONE, "additionalProperties": False}
         (ONE | {"required": ["a"]}, CLOSED | {"required": ["a"]}),
     ],
 )
-def test_named_properties_are_all_there_are(schema: Any, wanted: Any) -> None:
+def test_objects_with_named_properties_get_additional_properties_false(schema: Any, wanted: Any) -> None:
     assert closed(schema) == wanted
     assert closed(wanted) == wanted
 
@@ -60,11 +60,11 @@ def test_named_properties_are_all_there_are(schema: Any, wanted: Any) -> None:
         {"enum": [{"properties": {}}], "default": ONE},
     ],
 )
-def test_what_says_otherwise_stands(schema: Any) -> None:
+def test_schemas_that_allow_other_properties_are_left_unchanged(schema: Any) -> None:
     assert closed(schema) == schema
 
 
-def test_a_format_that_no_grammar_can_say_goes() -> None:
+def test_unsupported_string_formats_are_removed() -> None:
     for known in ("date", "date-time", "uuid"):
         assert closed({"type": "string", "format": known}) == {"type": "string", "format": known}
     properties = {"format": {"type": "string", "format": "password"}, "b": {"type": "string", "format": ["x"]}}
@@ -93,7 +93,7 @@ MORE = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": 
         {"type": "object", "properties": {"id": {"type": "integer"}}, "required": ["x"]},
     ],
 )
-def test_what_several_schemas_say_of_one_object_may_all_be_said(schema: Any, grammars: Grammars) -> None:
+def test_properties_of_combined_schemas_of_one_object_all_stay_allowed(schema: Any, grammars: Grammars) -> None:
     # properties come in the order in which the schemas name them
     for text in ('{"id":1,"x":2}', '{"x":2,"id":1}'):
         matcher = grammars._known(Grammar(kind="json_schema", text=json.dumps(schema))).deep_copy()
@@ -113,7 +113,7 @@ def drawn(stream: Random, depth: int = 0) -> dict[str, Any]:
     return stream.choice([{"type": "integer"}, own, own, reference, {"allOf": below}, {"anyOf": below}, own | beside])
 
 
-def test_nothing_that_can_be_had_is_made_impossible(grammars: Grammars) -> None:
+def test_every_random_schema_that_compiles_stays_usable_once_closed(grammars: Grammars) -> None:
     stream, had = Random(3), 0
     for _ in range(400):
         schema = drawn(stream) | {"$defs": {name: drawn(stream, 1) for name in "XYZ"}}

@@ -33,7 +33,7 @@ READ_HERE = {"llama", "llama, tied", "llama, biases", "heads of 48", "mistral, n
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_what_is_read_here_is_what_transformers_reads(tmp_path: Path, case: str) -> None:
+def test_a_configuration_read_here_equals_that_read_by_transformers(tmp_path: Path, case: str) -> None:
     kind, over = CASES[case]
     folder = checkpoint(tmp_path, kind, **over)[0]
     found = inspected(folder)
@@ -79,7 +79,7 @@ def test_whatever_is_not_plain_is_left_to_transformers(tmp_path: Path, changes: 
     assert stated(config | changes) is None
 
 
-def test_nothing_is_left_to_a_default(tmp_path: Path) -> None:
+def test_a_configuration_that_lacks_a_needed_key_is_left_to_transformers(tmp_path: Path) -> None:
     config = json.loads((checkpoint(tmp_path)[0] / "config.json").read_text())
     for name in ("attention_bias", "mlp_bias", "num_key_value_heads", "hidden_act", "rms_norm_eps", "rope_parameters"):
         assert stated({key: value for key, value in config.items() if key != name}) is None, name

@@ -70,7 +70,7 @@ def test_text_takes_the_language_model_alone(tmp_path: Path, kind: str, age: str
     assert largest_error(model, reference) < 1e-4
 
 
-def test_a_head_in_the_file_is_not_that_of_the_embedding(tmp_path: Path) -> None:
+def test_a_stored_output_head_is_used_and_not_the_embedding(tmp_path: Path) -> None:
     """By default the whole model says that it is, whatever the configuration of its text says."""
     reference = made("mistral3")
     reference.save_pretrained(tmp_path)
@@ -90,7 +90,7 @@ def test_a_language_model_that_cannot_be_had_is_refused_in_words(tmp_path: Path)
 
 
 @pytest.mark.parametrize("kind", ["gemma3", "mistral3"])
-def test_a_head_in_place_of_the_embedding_is_both(tmp_path: Path, kind: str) -> None:
+def test_a_stored_output_head_without_an_embedding_serves_as_both(tmp_path: Path, kind: str) -> None:
     reference = made(kind)
     reference.save_pretrained(tmp_path)
     file = tmp_path / "model.safetensors"

@@ -141,7 +141,7 @@ def test_a_token_is_read_as_one_that_means_the_same_or_spelled_out(folder: Path,
     assert len(drawn) == len(set(drawn)), "no token of the model has its probability counted twice"
 
 
-def test_what_the_target_pads_its_vocabulary_with_can_be_read(folder: Path) -> None:
+def test_padding_tokens_of_the_target_can_be_spelled(folder: Path) -> None:
     ours = Pieces(Tokenizer(folder / "target"), 300)
     translation = Translation(ours, pieces(folder / "shuffled"))
     assert len(translation.columns) == 300
@@ -149,7 +149,7 @@ def test_what_the_target_pads_its_vocabulary_with_can_be_read(folder: Path) -> N
     assert not bool((translation.columns[262:] >= 0).any())
 
 
-def test_a_model_that_says_the_same_in_other_tokens_drafts_what_the_target_says(folder: Path) -> None:
+def test_the_target_under_another_tokenizer_drafts_mostly_the_targets_own_tokens(folder: Path) -> None:
     """Coupled draws, trees and drawn ones: all go by the target's ids."""
     target, (_, translation, model) = load_model(folder / "target"), translated(folder, "shuffled")
     assert translation.shared > 0.9
@@ -170,7 +170,7 @@ def test_a_model_that_says_the_same_in_other_tokens_drafts_what_the_target_says(
         assert not bool(probs[translation.columns < 0].any())
 
 
-def test_a_draft_ends_where_the_text_in_its_own_tokens_would(folder: Path) -> None:
+def test_a_draft_ends_at_the_context_counted_in_the_models_own_tokens(folder: Path) -> None:
     _, translation, model = translated(folder, "pieced")
     # "the" takes two tokens of the model's
     the = pieces(folder / "target").tokens[b"the"]
@@ -183,12 +183,12 @@ def test_a_draft_ends_where_the_text_in_its_own_tokens_would(folder: Path) -> No
         assert len(tree) - 1 == max(128 - (1 + 2 * count) + 1, 0)
 
 
-def test_the_end_of_a_text_is_that_of_the_model(folder: Path) -> None:
+def test_the_eos_of_a_translated_model_is_the_targets(folder: Path) -> None:
     for kind in KINDS:
         assert translated(folder, kind)[2].eos_token_ids == {2}
 
 
-def test_what_is_handed_over_is_not_copied(folder: Path) -> None:
+def test_a_translated_cache_is_moved_without_a_copy(folder: Path) -> None:
     _, _, model = translated(folder, KINDS[0])
     held = model.new_cache()
     assert isinstance(held, TranslatedCache)

@@ -79,7 +79,7 @@ def test_a_drafter_that_fails_is_left_alone_and_comes_back_when_it_succeeds() ->
 
 
 @pytest.mark.parametrize("ends_early", [False, True])
-def test_a_draft_may_be_as_deep_as_it_can_where_it_ends_as_it_is_told_to(ends_early: bool) -> None:
+def test_a_drafter_that_ends_early_is_granted_its_full_depth_with_a_stopping_rule(ends_early: bool) -> None:
     """It was worth two levels on the whole. Where it is sure of itself it goes on, so that what follows is learnt of too."""
     policy, part = adaptive_with({1: 1.0, 8: 2.0}, 0.1), replace(MODEL, ends_early=ends_early)
     held = [0.95, 0.95, 0.25, 0.95, 0.95, 0.25]
@@ -155,7 +155,7 @@ def test_a_pause_is_a_share_of_a_sequence_s_time_however_many_tokens_a_step_brin
     assert 14 <= pauses[1] <= 20
 
 
-def test_what_another_drafter_proposed_is_not_charged_to_a_look_up() -> None:
+def test_a_lookup_is_not_charged_for_a_draft_of_another_drafter() -> None:
     policy = adaptive_with({1: 1.0, 8: 4.0})
     policy._step_time.draft_overhead_s = 0.5
     policy.budgets(LOOKUP, [sequence()], [DraftTree.root(3)])
@@ -179,7 +179,7 @@ def test_a_drafter_that_promised_too_much_must_be_surer_to_go_on() -> None:
     assert least[1] == pytest.approx(2 * least[0])
 
 
-def test_what_a_drafter_has_read_of_a_shared_beginning_it_need_not_read_again() -> None:
+def test_a_shared_prefix_counts_as_read_by_the_drafter_of_the_forked_request() -> None:
     policy = adaptive_with({1: 1.0, 8: 1.05}, 0.01)
     for _ in range(30):
         teach(policy, 0, DraftTree.chain(3, [5] * 6, "model"), [5] * 6 + [7])
@@ -207,7 +207,7 @@ def test_a_policy_is_told_of_a_shared_beginning_before_its_source_is_let_go(monk
     assert told == [(0, 1, 29), 0]
 
 
-def test_of_a_batch_those_draft_for_whom_it_pays() -> None:
+def test_only_sequences_of_a_batch_for_which_drafts_pay_are_drafted_for() -> None:
     policy = adaptive_with({1: 1.0, 4: 1.1, 8: 2.4, 16: 5.0}, 0.01)
     for _ in range(30):
         teach(policy, 1, DraftTree.chain(3, [5] * 4, "model"), [5] * 4 + [7])
@@ -228,7 +228,7 @@ def test_a_model_is_not_asked_for_what_a_look_up_has_found() -> None:
     assert policy.budgets(MODEL, [sequence(1)], [found])[0] == NOTHING
 
 
-def test_a_look_up_answers_for_the_draft_that_is_not_made_because_of_it() -> None:
+def test_a_lookup_is_charged_with_the_model_draft_that_it_displaces() -> None:
     """A model whose draft would have brought much is no longer asked: a lookup is worth what it brings beyond that."""
     found = DraftTree.chain(3, [5] * 6, "ngram", confidences=[0.99] * 6)
     gains = {}
@@ -263,7 +263,7 @@ def chances(tree: DraftTree) -> list[float]:
 
 
 @given(rated(), rated(), st.floats(0.01, 1.0))
-def test_what_the_target_sees_makes_most_tokens_a_second_of_all_choices(left: DraftTree, right: DraftTree, row_s: float) -> None:
+def test_trimming_keeps_the_nodes_that_bring_the_most_tokens_per_second(left: DraftTree, right: DraftTree, row_s: float) -> None:
     policy = adaptive_with({rows: 1.0 + row_s * rows for rows in range(1, 20)})
     sequences = [sequence(1), sequence(2)]
     policy.begin(2, 2)
@@ -284,7 +284,7 @@ def test_what_the_target_sees_makes_most_tokens_a_second_of_all_choices(left: Dr
         assert ours == pytest.approx(best)
 
 
-def test_what_looks_better_than_it_is_is_left_out_and_given_another_chance() -> None:
+def test_overconfident_drafts_are_trimmed_and_now_and_then_shown_again() -> None:
     policy = adaptive_with({1: 1.0, 8: 2.0})
     promising = DraftTree.chain(3, [5, 5], "ngram", confidences=[0.6, 0.6])
     kept = []
@@ -297,7 +297,7 @@ def test_what_looks_better_than_it_is_is_left_out_and_given_another_chance() -> 
     assert 1 <= sum(kept[100:]) < 60
 
 
-def test_a_step_that_was_never_drafted_in_is_not_taken_to_be_cheaper_than_one_without() -> None:
+def test_before_any_draft_steps_with_drafts_are_taken_to_cost_what_steps_without_do() -> None:
     policy = adaptive_with({1: 1.0, 8: 8.0}, 0.5)
     slow = Timings(0.0, 1.0, 0.4, 0.0)
     # calm steps are learnt from one in eight
@@ -353,7 +353,7 @@ class Cold:
         return budget.some
 
 
-def test_drafts_that_pay_only_against_steps_among_drafts_are_given_up() -> None:
+def test_drafts_that_lose_to_a_run_of_plain_steps_are_given_up() -> None:
     """A step with one brings two tokens in 2.35 seconds, one without brings one in 1.05; but between drafts, in 2.3."""
     machine = Cold(tokens=2)
     machine.policy._step_time.overhead_s = 0.26
@@ -364,13 +364,13 @@ def test_drafts_that_pay_only_against_steps_among_drafts_are_given_up() -> None:
     assert sum(asked[1500:]) < 0.1 * 4500
 
 
-def test_drafts_that_pay_all_the_same_go_on_but_for_a_few_calm_steps() -> None:
+def test_drafts_that_beat_a_run_of_plain_steps_go_on_in_nearly_all_steps() -> None:
     machine = Cold(tokens=4)
     asked = [machine.step() for _ in range(3000)]
     assert sum(asked[500:]) > 0.98 * 2500
 
 
-def test_what_was_promised_too_much_is_forgiven_in_a_rest_too() -> None:
+def test_calibration_records_decay_during_pauses_too() -> None:
     machine = Cold(tokens=2)
     pauses, calibration = machine.policy._draft_pauses, machine.policy._calibration
     while not pauses._left:
@@ -383,7 +383,7 @@ def test_what_was_promised_too_much_is_forgiven_in_a_rest_too() -> None:
 
 
 @pytest.mark.parametrize(("behind_s", "looked_at"), [(0.1, 1), (0.8, 0)])
-def test_what_is_looked_at_must_be_worth_what_follows_it(behind_s: float, looked_at: int) -> None:
+def test_a_draft_is_shown_only_if_it_is_worth_the_work_behind_its_forward(behind_s: float, looked_at: int) -> None:
     """To judge it, to move its keys and to learn from it; a row costs little, and whoever made the draft was paid before."""
     policy = adaptive_with({1: 1.0, 2: 1.02, 8: 1.1})
     policy._step_time._behind_s, policy._step_time.draft_overhead_s = [0.02, 0.02], 0.2
@@ -395,7 +395,7 @@ def test_what_is_looked_at_must_be_worth_what_follows_it(behind_s: float, looked
     assert len(tree) - 1 == looked_at
 
 
-def test_what_was_thought_to_follow_drafts_is_forgotten_where_none_is_looked_at() -> None:
+def test_an_overestimated_time_behind_drafts_is_corrected_though_no_draft_is_shown() -> None:
     """A machine that was disturbed for a while must not keep drafts from being looked at for good."""
     policy, looked_at = adaptive_with({1: 1.0, 2: 1.02, 8: 1.1}), list[bool]()
     policy._step_time._behind_s, policy._step_time.draft_overhead_s = [0.02, 0.6], 0.58
@@ -438,7 +438,7 @@ def halves_drafted_in(policy: Policy, key: int, since: int) -> tuple[list[int], 
     return drafted, since
 
 
-def test_drafts_are_compared_with_what_steps_without_any_take_among_each_other() -> None:
+def test_drafts_are_compared_with_plain_steps_that_follow_plain_steps() -> None:
     """Over whole answers drafts win; while they bring two tokens in 2.3 seconds, where one takes 1.05, they lose."""
     policy, since, seen = adaptive_with({1: 1.0, 8: 1.05}), 0, []
     policy._step_time.overhead_s, policy._step_time._behind_s = 0.26, [0.26, 0.26]
@@ -450,7 +450,7 @@ def test_drafts_are_compared_with_what_steps_without_any_take_among_each_other()
     assert all(poor < 5 and rich > 25 for poor, rich in seen[6:])
 
 
-def test_a_rest_is_one_of_batches_of_that_size() -> None:
+def test_a_pause_of_drafts_holds_only_for_batches_of_its_size() -> None:
     machine = Cold(tokens=2)
     while not machine.policy._draft_pauses._left:
         machine.step()
@@ -460,7 +460,7 @@ def test_a_rest_is_one_of_batches_of_that_size() -> None:
     assert machine.policy.skips_drafting([sequence()])
 
 
-def test_a_rest_passes_whatever_is_decoded_between_its_steps() -> None:
+def test_steps_of_other_batch_sizes_do_not_count_towards_a_pause() -> None:
     """Batches of another size, and what they teach, are no part of it."""
     machine = Cold(tokens=2)
     while not machine.policy._draft_pauses._left:
@@ -477,7 +477,7 @@ def test_a_rest_passes_whatever_is_decoded_between_its_steps() -> None:
     assert not policy._draft_pauses_at[1].active
 
 
-def test_a_machine_that_becomes_faster_in_a_rest_is_followed() -> None:
+def test_one_paused_step_in_four_is_learnt_from() -> None:
     """Else drafts would be held to cost what they no longer do."""
     machine = Cold(tokens=2)
     while not machine.policy._draft_pauses._left:
@@ -505,7 +505,7 @@ def test_a_step_that_only_reads_prompts_teaches_nothing_and_takes_no_lesson() ->
     assert sum(learnt_from) >= 10
 
 
-def test_who_brings_what_to_draft_from_is_asked_at_once_in_a_crowd() -> None:
+def test_drafts_are_considered_at_once_for_a_request_with_a_reference_in_a_crowd() -> None:
     policy, crowd = adaptive_with({1: 1.0, 16: 16.0}), [sequence(key) for key in range(16)]
     bringing = Sequence(16, (1, 2, 3), SamplingParams(), 0, reference=(4, 5))
 
@@ -521,7 +521,7 @@ def test_who_brings_what_to_draft_from_is_asked_at_once_in_a_crowd() -> None:
         assert thinks([*crowd[1:], other]) is thought
 
 
-def test_who_brings_what_to_draft_from_is_asked_in_a_rest_as_long_as_that_is_worth_it() -> None:
+def test_a_request_with_a_reference_is_drafted_for_in_a_pause_while_its_lookups_pay() -> None:
     machine = Cold(tokens=2)
     while not machine.policy._draft_pauses._left:
         machine.step()
@@ -536,7 +536,7 @@ def test_who_brings_what_to_draft_from_is_asked_in_a_rest_as_long_as_that_is_wor
     assert policy.skips_drafting([bringing])
 
 
-def test_beside_one_that_names_its_drafters_a_step_is_no_rest_and_is_learnt_from() -> None:
+def test_a_step_beside_a_request_that_names_its_drafters_is_no_pause_and_is_learnt_from() -> None:
     """Then it is not asked whether anybody rests, and the others draft."""
     machine = Cold(tokens=2)
     while not machine.policy._draft_pauses.active:
@@ -552,7 +552,7 @@ def test_beside_one_that_names_its_drafters_a_step_is_no_rest_and_is_learnt_from
     assert policy._lookup_values._values["ngram"][0].updated > updated + 15
 
 
-def test_trials_that_the_target_does_not_look_at_cost_all_of_their_time() -> None:
+def test_trials_whose_drafts_are_trimmed_away_stay_within_their_share_of_time() -> None:
     """Drafts that promise much beforehand and little once they are made: rows are dear, and asking is not."""
     policy = adaptive_with({1: 1.0, 2: 1.9, 8: 8.0}, 0.1)
     asked_s = 0.0
@@ -590,7 +590,7 @@ def test_a_draft_beside_probes_adds_its_rows_all_the_same() -> None:
     assert depths[1] == 0, "behind four probes a row takes more than it brings"
 
 
-def test_what_a_token_is_worth_in_a_crowd_is_not_what_it_is_worth_alone() -> None:
+def test_the_worth_of_a_token_is_learnt_per_batch_size() -> None:
     policy = adaptive_with({1: 1.0, 8: 1.6})
     worth = []
     for batch in (1, 8, 1):
@@ -625,7 +625,9 @@ def test_a_row_is_never_worth_less_than_nothing() -> None:
         (20, True, [0], (17, True)),
     ],
 )
-def test_the_rule_of_bass(length: int, failing: bool, accepted: list[int], after: tuple[int, bool]) -> None:
+def test_bass_adapts_its_draft_length_by_the_published_rule(
+    length: int, failing: bool, accepted: list[int], after: tuple[int, bool]
+) -> None:
     assert bass.next_length(length, length, failing, accepted, bass.Options()) == after
 
 
@@ -705,7 +707,7 @@ def test_where_every_step_reads_a_prompt_a_token_saves_its_row_and_no_step() -> 
     assert kept(reading=20) == 3, "and back"
 
 
-def test_what_one_drafter_promises_in_vain_is_not_made_good_by_another() -> None:
+def test_overconfidence_is_calibrated_per_drafter() -> None:
     policy = adaptive_with({1: 1.0, 8: 1.8})
     boastful = DraftTree.chain(3, [5, 5], "ngram", confidences=[0.9, 0.9])
     modest = DraftTree.chain(3, [5, 5], "suffix", confidences=[0.5, 0.5])
@@ -729,7 +731,7 @@ def test_what_a_stop_cut_says_nothing_of_drafts() -> None:
     assert policy._calibration.factor("ngram") == 1.0
 
 
-def test_what_a_token_saves_is_what_it_takes_in_this_batch() -> None:
+def test_a_lookups_gain_counts_a_token_at_its_time_in_this_batch() -> None:
     """Alone, a lookup that is right every other time pays; among eight, where a token takes an eighth, it does not."""
     tree = DraftTree.chain(3, [5], "ngram", confidences=[0.5])
 
@@ -758,7 +760,7 @@ def test_look_ups_answer_for_what_drafts_take_beside_them() -> None:
     assert cheap._lookup_values._usual["ngram"] > 0.0 > dear._lookup_values._usual["ngram"]
 
 
-def test_what_was_not_asked_because_of_several_look_ups_is_charged_to_each_by_its_nodes() -> None:
+def test_a_displaced_draft_is_charged_to_several_lookups_by_their_nodes() -> None:
     tree = DraftTree(
         (3, 5, 6, 7, 8), (-1, 0, 1, 2, 0), sources=("", *["suffix"] * 3, "ngram"), confidences=(1.0, 0.9, 0.9, 0.9, 0.1)
     )
@@ -796,7 +798,7 @@ def test_drafts_end_where_a_level_takes_longer_than_what_it_brings() -> None:
     assert least[0.1] == pytest.approx([0.2] * 5, rel=0.3)
 
 
-def test_sequences_that_are_not_asked_about_count_all_the_same() -> None:
+def test_sequences_with_named_drafters_count_towards_the_batch_of_a_decision() -> None:
     """One of two names its drafters: what is decided for the other is decided for a step of two, not for one with a prompt."""
 
     def granted(asked: int) -> list[Budget]:
@@ -828,7 +830,7 @@ def test_probes_cost_what_rows_cost() -> None:
     assert gains[1] < 0.0 < gains[0]
 
 
-def test_what_is_told_to_be_expected_is_what_was_decided_by() -> None:
+def test_predicted_tokens_are_calibrated_by_what_drafters_kept() -> None:
     """A drafter that promised too much is believed less, and the prediction says so."""
     policy = adaptive_with({1: 1.0, 8: 1.2})
     boastful = DraftTree((3, 5, 6), (-1, 0, 1), sources=("", "ngram", "ngram"), confidences=(1.0, 0.9, 0.9))
@@ -839,7 +841,7 @@ def test_what_is_told_to_be_expected_is_what_was_decided_by() -> None:
     assert policy.predicted(boastful) < 1.0 + 0.3 * (hopeful - 1.0)
 
 
-def test_a_trial_takes_its_time_too() -> None:
+def test_the_time_of_a_trial_counts_as_drafting_time_of_its_step() -> None:
     """What the target looks at of a step is weighed against all that its drafts took, those of a trial among them."""
     policy = adaptive_with({1: 1.0, 8: 8.0}, 0.5)
     for _ in range(2000):

@@ -1,4 +1,4 @@
-"""Where learning shows, one step in a few is learnt from: what waits for one of those, and what does not."""
+"""Where learning costs a noticeable share, one step in a few is learnt from: trials wait for those, drafts that win do not."""
 
 from __future__ import annotations
 
@@ -76,20 +76,20 @@ def test_a_look_up_that_finds_nothing_is_paused_at_once() -> None:
     assert asked[0] < 80
 
 
-def test_steps_without_drafts_are_timed_as_often() -> None:
+def test_steps_with_drafts_are_counted_alike_however_few_are_learnt_from() -> None:
     for apart in (1, 4):
         policy = policy_of(apart, 0.01)
         run(policy, LOOKUP, 6, 100)
         assert policy._draft_pauses._asked == pytest.approx(100, abs=4), "so many steps with drafts are counted"
 
 
-def test_what_learning_takes_is_not_charged_to_steps_that_are_not_learnt_from() -> None:
+def test_the_time_of_learning_is_spread_over_the_steps_not_learnt_from() -> None:
     policy = policy_of(4, 0.01)
     run(policy, LOOKUP, 6, 400)
     assert policy._step_time._shares * policy._step_time._behind_s[True] == pytest.approx(0.02 + 0.04 / 4, abs=0.004)
 
 
-def test_what_is_not_learnt_from_is_drafted_and_judged_all_the_same() -> None:
+def test_steps_not_learnt_from_are_drafted_in_and_judged_all_the_same() -> None:
     class Now(FixedPolicy):
         def begin(self, rows: int, sequences: int) -> None:
             self.learns = not self.learns

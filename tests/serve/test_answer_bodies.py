@@ -18,7 +18,7 @@ JSON = st.recursive(
 
 
 @given(JSON, st.integers(60, 70) | st.integers(126, 130))
-def test_written_in_pieces_it_is_the_same(value: Any, many: int) -> None:
+def test_a_body_written_in_pieces_equals_one_written_at_once(value: Any, many: int) -> None:
     body = {"one": value, "many": [value] * many, "none": [], "nothing": {}}
     asks = [Ask((1,), SamplingParams(logprobs=count)) for count in (None, 0)]
     small, large = (asyncio.run(whole(lambda: body, [ask])) for ask in asks)

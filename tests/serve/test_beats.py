@@ -38,7 +38,9 @@ def data(paragraph: str) -> Any:
         (chat.router, "/v1/chat/completions", {"messages": HELLO}),
     ],
 )
-def test_openai_s_streams(monkeypatch: pytest.MonkeyPatch, router: Router, path: str, body: dict[str, Any]) -> None:
+def test_openai_streams_send_comments_before_a_late_first_token(
+    monkeypatch: pytest.MonkeyPatch, router: Router, path: str, body: dict[str, Any]
+) -> None:
     told = paragraphs(monkeypatch, router, path, **body)
     assert told[0].startswith(":\n:\n")
     # whoever looks for data where a paragraph begins loses an event that says nothing
@@ -50,7 +52,7 @@ def test_openai_s_streams(monkeypatch: pytest.MonkeyPatch, router: Router, path:
     assert data(told[-1]) == "[DONE]"
 
 
-def test_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_streams_send_pings_before_a_late_first_token(monkeypatch: pytest.MonkeyPatch) -> None:
     told = paragraphs(monkeypatch, messages.router, "/v1/messages", messages=HELLO, max_tokens=99)
     kinds = [data(one)["type"] for one in told]
     begun = kinds.index("content_block_start")
@@ -59,7 +61,7 @@ def test_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [one.split("\n")[0] for one in told] == [f"event: {kind}" for kind in kinds]
 
 
-def test_responses(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_responses_streams_send_comments_before_a_late_first_token(monkeypatch: pytest.MonkeyPatch) -> None:
     told = paragraphs(monkeypatch, responses.router, "/v1/responses", input="hi")
     kinds = [data(one)["type"] for one in told]
     assert kinds[:3] == ["response.created", "response.in_progress", "response.output_item.added"]

@@ -83,7 +83,7 @@ def test_a_begun_answer_is_continued():
     assert service.asked[0][0].prompt[-2:] == tuple(b"he")
 
 
-def test_a_part_of_a_text_may_say_what_to_keep():
+def test_cache_control_of_a_text_part_is_accepted_and_ignored():
     """A hint of Anthropic's that routers pass on."""
     part = {"type": "text", "text": "hello", "cache_control": {"type": "ephemeral"}}
     plain = asked(messages=[{"role": "user", "content": "hello"}])
@@ -143,7 +143,7 @@ def test_logprobs():
     assert post(FakeService(), logprobs=False)["choices"][0]["logprobs"] is None
 
 
-def test_what_is_told_of_the_prompt():
+def test_prompt_log_probabilities_and_token_ids_are_in_the_answer():
     service = FakeService()
     body = post(service, prompt_logprobs=0, return_token_ids=True)
     prompt = list(service.asked[0][0].prompt)

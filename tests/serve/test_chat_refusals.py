@@ -143,7 +143,7 @@ def test_a_long_conversation_is_refused_before_it_is_rendered():
     assert "tokens" in message
 
 
-def test_a_conversation_is_as_long_in_every_script():
+def test_the_length_limit_counts_characters_in_every_script():
     tool = {"type": "function", "function": {"name": "look", "description": "я" * 300}}
     for letter in ("a", "я", "東", '"', "\n"):
         client = CHAT.client(FakeService(context_length=4096), max_prompt_chars=100)

@@ -136,7 +136,7 @@ def test_a_call_that_a_stop_string_cuts_off_is_not_to_be_run(
         assert choice["finish_reason"] == reason
 
 
-def test_without_tools_or_with_none_to_be_called_text_is_text():
+def test_text_like_a_tool_call_stays_text_without_tools_or_with_tool_choice_none():
     for body in ({}, {"tools": [LOOK], "tool_choice": "none"}, {"tools": []}):
         service = caller()
         choice = post(service, **body)["choices"][0]

@@ -129,7 +129,7 @@ def test_every_sampling_field_reaches_the_engine():
     )
 
 
-def test_what_a_request_does_not_say_the_model_does_and_then_the_api():
+def test_unset_sampling_fields_come_from_the_model_and_then_from_the_api():
     plain = asked(top_k=-1, top_p=0).params
     assert (plain.temperature, plain.top_k, plain.max_tokens) == (1.0, 0, 16)
     assert 0 < plain.top_p < 1e-6
@@ -150,7 +150,7 @@ def test_an_answer_never_outgrows_the_context():
     assert "512" in message
 
 
-def test_the_other_wishes_of_a_choice():
+def test_tenant_priority_reference_and_speculation_reach_the_engine():
     ask = asked(
         cache_salt="mine",
         priority=-3,

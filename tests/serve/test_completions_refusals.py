@@ -106,7 +106,7 @@ def test_refused(body: dict[str, Any], param: str | None, words: str):
     assert words in message
 
 
-def test_bodies_that_are_none():
+def test_bodies_that_are_no_json_object_are_refused():
     client = COMPLETIONS.client(FakeService())
     for answer in (
         client.post(COMPLETIONS.path, content=b"{", headers={"content-type": "application/json"}),
@@ -158,7 +158,7 @@ def test_prompts_of_all_choices_together_are_bounded(front: Front):
     assert len(service.asked) == 2
 
 
-def test_prompts_of_ids_are_counted_too():
+def test_prompts_of_token_ids_count_towards_the_bound_of_all_choices():
     client = COMPLETIONS.client(FakeService(context_length=40), max_prompt_chars=30)
     assert client.post(COMPLETIONS.path, json={"prompt": [[97] * 10] * 2, "n": 2}).status_code == 200
     assert refusal(client, COMPLETIONS.path, {"prompt": [[97] * 10, [97] * 11], "n": 2})[:2] == (400, "prompt")

@@ -108,7 +108,7 @@ def test_acceptance_by_depth_is_of_the_steps_that_drafted_so_deep():
         assert told["num_spec_tokens"] == 2
 
 
-def test_metrics_without_choices_that_never_began():
+def test_metrics_leave_out_choices_that_never_began():
     fake = FakeService()
     ends = [fake.ending(Ask((1,), SamplingParams(seed=seed)), 4, 2, "stop", None) for seed in (1, 2)]
     late = Ending("timeout", 3)

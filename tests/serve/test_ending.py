@@ -12,7 +12,9 @@ from paceline.serve.serving import _Server
 
 
 @pytest.mark.parametrize(("signals", "patience_s"), [(1, 30), (2, 1)])
-def test_a_second_signal_waits_no_longer(monkeypatch: pytest.MonkeyPatch, signals: int, patience_s: int) -> None:
+def test_a_second_signal_shortens_the_wait_for_connections_to_1_second(
+    monkeypatch: pytest.MonkeyPatch, signals: int, patience_s: int
+) -> None:
     async def shutdown(self: uvicorn.Server, sockets: Any = None) -> None: ...
 
     async def app(scope: Any, receive: Any, send: Any) -> None: ...

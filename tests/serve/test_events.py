@@ -56,7 +56,7 @@ def test_frames():
         frame({"a": float("nan")})
 
 
-def test_what_has_begun_goes_on():
+def test_a_begun_stream_yields_all_its_events_and_is_closed():
     async def scene() -> None:
         source = Source()
         begun = await Begun.of(source.stream)
@@ -115,7 +115,7 @@ def test_a_stream_that_is_left_before_it_begins_is_closed(monkeypatch: pytest.Mo
     asyncio.run(scene())
 
 
-def test_what_fails_at_its_beginning_is_closed():
+def test_a_stream_that_fails_before_its_first_event_is_closed():
     async def scene() -> None:
         source = Source(0, KeyError("x"))
         with pytest.raises(KeyError):
@@ -180,7 +180,7 @@ def test_work_is_cancelled_and_awaited_when_the_client_leaves():
     asyncio.run(scene())
 
 
-def test_work_that_ends_first_counts():
+def test_work_that_ends_before_the_client_leaves_returns_its_result():
     async def scene() -> None:
         async def answer() -> int:
             return 5
@@ -250,7 +250,7 @@ def test_an_error_in_a_stream_is_its_last_event(error: Exception, body: bytes, c
         ({"id": "no choices"}, False),
     ],
 )
-def test_what_tells_of_a_whole_prompt_is_written_in_a_thread(
+def test_chunks_with_many_log_probabilities_are_serialised_in_a_thread(
     monkeypatch: pytest.MonkeyPatch, chunk: dict[str, Any], apart: bool
 ) -> None:
     """For as long as that takes the streams of others go on."""

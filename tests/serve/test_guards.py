@@ -46,7 +46,7 @@ def test_without_a_key_pages_of_others_may_not_call(origin: str) -> None:
     sentence(client().post("/v1/echo", json=1, headers={"origin": origin}), 403)
 
 
-def test_pages_that_may_call_do() -> None:
+def test_pages_of_allowed_origins_may_call() -> None:
     page = "https://page.example"
     assert client().post("/v1/echo", json=1, headers={"origin": LOCAL}).status_code == 200
     there = client(cors_origins=(page,), api_keys=(KEY,))
@@ -87,7 +87,7 @@ def test_anthropic_clients_are_told_in_their_form() -> None:
     assert large.json()["error"]["type"] == "request_too_large"
 
 
-def test_answers_carry_an_id_and_what_browsers_must_not_do() -> None:
+def test_answers_carry_a_request_id_and_security_headers() -> None:
     there = client()
     for path in ("/health", "/v1/broken", "/nowhere"):
         headers = there.get(path).headers
@@ -100,7 +100,7 @@ def test_answers_carry_an_id_and_what_browsers_must_not_do() -> None:
     assert there.get("/v1/refused").headers["retry-after"] == "7"
 
 
-def test_health_says_what_the_server_does_instead() -> None:
+def test_health_is_503_with_the_state_while_restarting_or_draining() -> None:
     for state in ("restarting", "draining"):
         answer = TestClient(application([health.router(lambda state=state: state)])).get("/health")
         assert (answer.status_code, answer.json()) == (503, {"status": state})

@@ -125,7 +125,7 @@ def test_sockets_are_closed_whatever_happens() -> None:
     assert [one.fileno() for one in kept] == [-1]
 
 
-def test_what_the_last_connection_leaves_behind_does_not_hold_the_port() -> None:
+def test_a_port_with_a_connection_in_time_wait_can_be_bound() -> None:
     with bound(HOST, 0) as sockets:
         listen(sockets, HOST, 0)
         port = sockets[0].getsockname()[1]

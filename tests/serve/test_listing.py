@@ -49,7 +49,7 @@ def test_version():
     assert client_of(FakeService(), router).get("/version").json() == {"version": __version__}
 
 
-def test_as_openai_describes():
+def test_model_listings_and_errors_are_what_openai_describes():
     client = client_of(FakeService(), router)
     check("ListModelsResponse", client.get("/v1/models").json())
     check("Model", client.get("/v1/models/fake-model").json())

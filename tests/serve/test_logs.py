@@ -81,7 +81,7 @@ def test_a_request_is_one_line_of_sizes_and_times() -> None:
     assert meter.responses == {200: 1}
 
 
-def test_lines_for_people_hold_the_same() -> None:
+def test_text_log_lines_hold_route_status_and_tokens_but_no_content() -> None:
     there, stream, _ = served()
     there.post("/v1/answer/x", json={"text": SECRET})
     (line,) = stream.getvalue().splitlines()

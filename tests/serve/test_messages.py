@@ -249,7 +249,7 @@ def test_a_thought_may_be_all_there_is_or_lead_to_a_call():
     assert called["stop_reason"] == "tool_use"
 
 
-def test_how_much_is_thought_is_for_the_template_to_say():
+def test_the_thinking_field_reaches_the_template_as_enable_thinking():
     for thinking, told in (
         (None, ""),
         ({"type": "disabled"}, '{"enable_thinking": false}'),
@@ -466,7 +466,7 @@ def test_refused_by_name(body: dict[str, Any], told: str):
     assert told in message
 
 
-def test_bodies_that_are_none():
+def test_bodies_that_are_no_json_object_are_refused():
     for content in ("", "[]", "{", "3"):
         answer = TestClient(app_of(fake())).post(PATH, content=content, headers={"content-type": "application/json"})
         assert answer.status_code == 400

@@ -212,14 +212,14 @@ def test_a_request_that_fails_is_counted_and_still_fails(deltas: int, error: Exc
     assert (meter.ended["error"], meter.prompt_tokens) == (2, 5 * deltas)
 
 
-def test_a_refused_request_is_none_that_was_served() -> None:
+def test_a_refused_request_is_not_counted_as_served() -> None:
     meter = Meter()
     with pytest.raises(APIError):
         asyncio.run(drained(meter, FakeService(refuses=APIError(429, "full")), [ask()]))
     assert meter.ended.total() == meter.prompt_tokens == sum(meter.whole_s.counts) == 0
 
 
-def test_prompts_of_which_nothing_came_are_not_read_ones() -> None:
+def test_prompt_tokens_are_counted_once_the_first_token_of_the_answer_comes() -> None:
     meter = Meter()
     left, answered = Choice(meter, 10), Choice(meter, 5)
     left.ended("abort")

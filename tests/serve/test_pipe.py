@@ -29,7 +29,7 @@ def longest(count: int) -> int:
 
 
 @pytest.mark.parametrize("count", [0, 1, 20])
-def test_what_may_be_asked_of_a_prompt_fits_a_line_whatever_the_numbers(count: int):
+def test_log_probabilities_of_the_longest_prompt_allowed_fit_a_line(count: int):
     told = TokenLogprobs(TOKEN, LOGPROB, TOKEN, ((TOKEN, LOGPROB),) * count)
     some = Line(News).write(News(deltas={1: Delta(prompt_logprobs=(told,) * 1000)}))
     most = longest(count)
@@ -42,7 +42,7 @@ def test_what_may_be_asked_of_a_prompt_fits_a_line_whatever_the_numbers(count: i
     assert untellable(asking(FAR_TOO_MANY, None)) is None
 
 
-def test_answers_have_so_many_probabilities_and_no_more():
+def test_answers_with_too_many_log_probabilities_are_refused():
     one = Ask((1,), SamplingParams(max_tokens=1 << 16, logprobs=20))
     assert untellable(one) is None
     assert untellable(one, one, one) is None
@@ -52,7 +52,7 @@ def test_answers_have_so_many_probabilities_and_no_more():
     assert untellable(*[Ask((1,), SamplingParams(max_tokens=1 << 16))] * 100) is None
 
 
-def test_prompts_of_several_choices_are_told_of_as_far_as_one_is():
+def test_prompt_log_probabilities_of_all_choices_together_are_bounded():
     most = longest(20)
     some, rest = asking(most // 2, 20), asking(most - most // 2, 20)
     assert untellable(some, rest, asking(FAR_TOO_MANY, None)) is None

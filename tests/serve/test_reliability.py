@@ -197,7 +197,7 @@ def test_while_answers_end_new_connections_are_told_to_go_elsewhere() -> None:
         assert served.process.wait(10) == 0
 
 
-def test_what_takes_longer_than_the_server_waits_is_answered_with_what_it_has_or_refused() -> None:
+def test_requests_past_the_drain_timeout_get_what_they_have_or_a_503() -> None:
     long = {"prompt": "Once upon a time", "ignore_eos": True, "max_tokens": 900, "n": 16, "seed": 1}
 
     def refused(answer: httpx.Response) -> list[str]:

@@ -1,4 +1,4 @@
-"""What a server counts of its engine: as much as the sequences count of themselves, and what room there is."""
+"""The engine's report to the server: it counts what its sequences count of themselves, and the cache limit."""
 
 from __future__ import annotations
 

@@ -127,7 +127,7 @@ def test_items_reach_the_template_as_templates_read_them():
         ("be kind", [], "be kind"),
     ],
 )
-def test_what_leads_a_conversation_is_one_system_message(instructions: str | None, leading: list[str], system: str):
+def test_instructions_and_leading_messages_become_one_system_message(instructions: str | None, leading: list[str], system: str):
     items = [{"role": role, "content": text} for role, text in zip(("developer", "system"), leading, strict=False)]
     items += [{"role": "user", "content": "hi"}, {"role": "developer", "content": "now briefer"}]
     first, *rest = told(FakeService(), items, instructions=instructions)
@@ -381,7 +381,7 @@ def test_thoughts_that_are_sent_back_belong_to_what_they_led_to():
     assert all("reasoning_content" not in message for message in (messages[0], messages[2]))
 
 
-def test_how_much_is_thought_is_for_the_template_to_say():
+def test_the_reasoning_effort_reaches_the_template():
     service = thinker()
     post(service, reasoning={"effort": "none", "summary": "auto"}, include=["reasoning.encrypted_content"])
     assert service.encoded[0].startswith('{"enable_thinking": false}')

@@ -86,7 +86,7 @@ def answer(
     return asyncio.run(asyncio.wait_for(whole(), 20))
 
 
-def test_an_engine_amid_a_long_step_tells_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_that_times_out_amid_a_long_step_has_what_came_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = SlowEngine(0.2)
     assert [delta.text for _, delta in answer(engine, monkeypatch)] == ["so far"]
     assert engine.expired == 1
@@ -130,7 +130,7 @@ def test_a_server_that_ends_waits_for_a_short_step(monkeypatch: pytest.MonkeyPat
     assert [(delta.text, delta.ending) for _, delta in told] == [("so far", Ending("timeout", 7))]
 
 
-def test_what_is_measured_happens_when_it_arrives_and_not_when_it_is_read() -> None:
+def test_times_are_measured_when_tokens_arrive_and_not_when_they_are_read() -> None:
     """Two steps come while the client takes its time over the first of all, and are read as one."""
     meter, engine = Meter(), SlowEngine(None, first=(Delta("a", (1,)),))
     served = service_of(engine, meter)
@@ -201,7 +201,7 @@ def test_the_crowd_of_one_key_locks_no_other_out() -> None:
     assert engine.load == 12
 
 
-def test_without_keys_the_queue_ends_where_it_ends() -> None:
+def test_without_keys_all_requests_share_one_queue_limit() -> None:
     engine = EngineProcess(b"{}", lambda stats: None, lambda: None)
     engine.ready = READY
     served = service_of(engine, batch=2, queue=4)

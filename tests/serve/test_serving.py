@@ -66,7 +66,7 @@ def test_a_seed_that_was_drawn_repeats_the_text(server: Served) -> None:
     assert again["choices"][0]["text"] == first["choices"][0]["text"]
 
 
-def test_speculation_is_told_and_can_be_told(server: Served) -> None:
+def test_speculation_is_reported_traced_and_switched_off_on_request(server: Served) -> None:
     told = server.complete(prompt=PROMPTS[1], max_tokens=48)["metrics"]["speculative_decoding"]
     assert (told["lossless"], told["keeps"]) == (True, "text")
     assert told["num_draft_tokens"] > 0
@@ -142,7 +142,7 @@ def test_an_answer_that_takes_too_long_is_cut_and_says_so() -> None:
         served.wait_for("vllm:num_requests_running", 0, 2.0)
 
 
-def test_what_is_measured_of_waiting_and_of_room() -> None:
+def test_metrics_report_the_cache_size_and_queue_time_without_prompt_reading() -> None:
     with running("--cache-tokens", "4096") as served:
         assert served.metric("paceline_cache_tokens") == 4096
         served.complete(prompt="The little dog ran after the red ball. " * 100, max_tokens=1)

@@ -89,7 +89,7 @@ def test_a_repeated_flag_is_named_as_it_was_written(tmp_path: Path) -> None:
     assert refusal(config=file).startswith(f"'cors_origin' in '{file}': ")
 
 
-def test_a_comma_of_a_drafters_own_is_told_from_those_between_drafters(tmp_path: Path) -> None:
+def test_an_offer_split_at_a_comma_within_a_drafter_is_refused_with_a_hint(tmp_path: Path) -> None:
     between = "its commas stand between drafters, so one whose options hold commas is given by --offer or in a JSON list of the"
     for text, wrong in (
         ("ngram:max=3,min=1", "'min=1'"),
@@ -132,7 +132,7 @@ def test_help_tells_every_default(monkeypatch: pytest.MonkeyPatch, capsys: pytes
             assert type(default)(told) == default
 
 
-def test_an_option_that_is_not_given_leaves_the_word_to_others() -> None:
+def test_options_that_are_not_given_override_no_other_source() -> None:
     command = get_command(app)
     assert isinstance(command, TyperGroup)
     one = command.commands["serve"]
@@ -235,7 +235,7 @@ def test_this_machine_needs_no_key(host: str) -> None:
     assert settings.hosts == {"localhost", "127.0.0.1", "::1", host}
 
 
-def test_hosts_that_are_named_are_the_only_ones() -> None:
+def test_allowed_hosts_and_cors_origins_are_exactly_those_given() -> None:
     assert load({"allowed_hosts": ["Example.org", "[::1]"]}, {}).hosts == {"example.org", "::1"}
     assert load({"allowed_hosts": "*"}, {}).hosts is None
     apps = ("tauri://localhost", "app://obsidian.md")

@@ -144,7 +144,7 @@ def test_texts_do_not_wait_for_grammars(texts: Texts, monkeypatch: pytest.Monkey
         (GrammarsBusy("no grammar can be compiled now"), (503, "overloaded", 1)),
     ],
 )
-def test_a_grammar_is_refused_for_what_it_says_or_for_now(
+def test_a_bad_grammar_is_a_400_and_a_busy_compiler_a_503(
     texts: Texts, monkeypatch: pytest.MonkeyPatch, error: GrammarError, told: tuple[object, ...]
 ):
     def fails(grammar: Grammar) -> None:
@@ -167,7 +167,7 @@ def test_a_conversation_is_as_long_as_its_characters_in_every_script(texts: Text
         asyncio.run(texts.encode(letter * (MOST + 1), False))
 
 
-def test_all_that_a_template_shows_counts(texts: Texts):
+def test_names_tool_calls_and_tools_count_towards_the_length_limit(texts: Texts):
     assert chat(texts, "a" * (MOST - 50), name="b" * 50)
     call = {"id": "c", "type": "function", "function": {"name": "look", "arguments": {"at": "б" * (MOST // 2)}}}
     assert chat(texts, "", tool_calls=[call])
@@ -179,7 +179,7 @@ def test_all_that_a_template_shows_counts(texts: Texts):
             chat(texts, "a" * (MOST - 50), **more)
 
 
-def test_what_does_not_end_is_given_up_and_does_not_keep_the_process():
+def test_an_endless_template_is_given_up_and_does_not_keep_the_process_alive():
     ended = subprocess.run([sys.executable, "-c", ENDLESS], capture_output=True, text=True, timeout=30, check=False)
     late, busy = "the text of this request takes too long to prepare", "the server is busy; try again later"
     # the third finds no thread: others are to blame, and it may come again
@@ -187,7 +187,7 @@ def test_what_does_not_end_is_given_up_and_does_not_keep_the_process():
     assert (ended.returncode, ended.stderr) == (0, "")
 
 
-def test_where_the_model_lies_is_not_told(texts: Texts):
+def test_errors_show_the_models_name_and_not_its_path(texts: Texts):
     def fails() -> None:
         raise ModelError(f"the model in '{MODEL}' has no chat template")
 
@@ -206,6 +206,6 @@ def test_a_thread_goes_on_after_work_that_failed(texts: Texts):
     assert asyncio.run(texts.run(lambda: 3)) == 3
 
 
-def test_a_checkpoint_says_how_to_draw_and_nothing_else(tmp_path: Any):
+def test_only_valid_sampling_fields_of_generation_config_become_defaults(tmp_path: Any):
     (tmp_path / "generation_config.json").write_text('{"temperature": 0.5, "top_p": 7, "max_tokens": 9, "max_new_tokens": 9}')
     assert sampling_defaults(tmp_path) == {"temperature": 0.5}

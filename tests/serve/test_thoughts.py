@@ -68,7 +68,7 @@ def test_the_tokens_of_a_thought_are_counted_with_its_marks(text: str, opened: b
         assert counter.count == len(counted), size
 
 
-def test_what_thinks_and_what_opens_a_thought() -> None:
+def test_thinking_templates_and_open_thoughts_are_recognised() -> None:
     assert thinks("{{ '<think></think>' }}")
     assert not thinks("{{ messages }}")
     assert not thinks(None)
@@ -84,7 +84,7 @@ def thinker(**more: Any) -> FakeService:
 
 
 @pytest.mark.parametrize("step", [1, 3, 100])
-def test_a_chat_tells_thoughts_by_themselves(step: int) -> None:
+def test_chat_returns_thoughts_as_reasoning_content(step: int) -> None:
     message = post(thinker(step=step))["choices"][0]["message"]
     assert (message["reasoning_content"], message["content"]) == ("Hm.", "Two.")
     usage = post(thinker(step=step), n=2)["usage"]
@@ -188,7 +188,7 @@ def test_a_thought_that_a_special_token_ends_is_read_from_text_that_shows_it() -
 
 
 @pytest.mark.parametrize("opened", [True, False])
-def test_what_a_thought_says_of_a_call_is_none(opened: bool, grammars: Grammars) -> None:
+def test_a_tool_call_written_within_a_thought_is_not_a_call(opened: bool, grammars: Grammars) -> None:
     begin = "" if opened else "<think>\n"
     answer = f"{begin}I could write <tool_call>, or {CALL}.\n</think>\n\nWell.\n{CALL}"
     service = opener(answer) if opened else FakeService(answer=answer, chat_template="{{ tools }}</think><tool_call>")
@@ -210,7 +210,7 @@ def test_what_a_thought_says_of_a_call_is_none(opened: bool, grammars: Grammars)
         assert verdict(grammars, grammar, text) == wanted, text
 
 
-def test_a_thought_that_is_continued_goes_on() -> None:
+def test_continuing_a_begun_answer_resumes_its_open_thought() -> None:
     for begun, told in (("<think>\nSo", ("Hm.", "Two.")), ("<think>\nSo</think>It", (None, "Hm.</think>Two."))):
         asked = [{"role": "user", "content": "2?"}, {"role": "assistant", "content": begun}]
         message = post(opener("Hm.</think>Two."), messages=asked, continue_final_message=True)["choices"][0]["message"]

@@ -17,7 +17,7 @@ def post(path: str, body: dict[str, Any], service: FakeService | None = None) ->
     return answer.json()
 
 
-def test_text():
+def test_tokenize_takes_a_text():
     told = {"count": 3, "max_model_len": 512, "tokens": [BOS, 97, 98], "token_strs": None}
     assert post("/tokenize", {"prompt": "ab"}) == told
     assert post("/tokenize", {"prompt": "", "add_special_tokens": False})["tokens"] == []
@@ -25,7 +25,7 @@ def test_text():
     assert told["token_strs"] == ["a", "\ufffd", "\ufffd"]
 
 
-def test_conversation():
+def test_tokenize_takes_a_conversation():
     service = FakeService(chat_template="{{ tools }} <tool_call>")
     tool = {"type": "function", "function": {"name": "now", "parameters": {"type": "object", "properties": {}}}}
     messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "he"}]
@@ -39,7 +39,7 @@ def test_detokenize():
     assert post("/detokenize", {"tokens": []}) == {"prompt": ""}
 
 
-def test_what_lm_eval_probes():
+def test_tokenizer_info_and_tokenize_answer_what_lm_eval_probes():
     client = client_of(FakeService(), router)
     info = client.get("/tokenizer_info").json()
     assert (info["eos_token"], info["bos_token"], info["pad_token"]) == ("</s>", "<s>", None)

@@ -59,7 +59,7 @@ def written(form: Form, *calls: tuple[str, str]) -> str:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_the_engine_compiles_it(form: Form):
+def test_the_engine_compiles_the_tool_grammar_of_every_form(form: Form):
     grammars = grammars_of(PacelineTokenizer(resolve(DEFAULT)))
     for choice in ("auto", "required"):
         grammar = plan(TOOLS, choice, True, FORMS[form]).grammar
@@ -132,7 +132,7 @@ def test_template_tells_the_form(form: Form):
         "{{ tools }} <tool_call><function={{ name }}>",
     ],
 )
-def test_a_template_of_no_known_form_is_told_of_ours(template: str):
+def test_a_template_of_no_known_form_gets_the_hermes_form(template: str):
     made = plan(TOOLS, template=template)
     assert form_of(template) is None
     assert (made.form, made.native, made.shown) == (HERMES, False, ())
@@ -141,7 +141,7 @@ def test_a_template_of_no_known_form_is_told_of_ours(template: str):
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("choice", ["auto", "required", None])
-def test_grammar(form: Form, choice: str | None, tokenizer: Tokenizer):
+def test_the_tool_grammar_accepts_allowed_calls_and_text_only(form: Form, choice: str | None, tokenizer: Tokenizer):
     grammar = plan(TOOLS, choice, True, FORMS[form]).grammar
     must = choice == "required"
     for text, wanted in [
@@ -165,7 +165,7 @@ def test_grammar(form: Form, choice: str | None, tokenizer: Tokenizer):
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_one_call_alone(form: Form, tokenizer: Tokenizer):
+def test_the_grammar_allows_one_call_only_where_parallel_calls_are_off(form: Form, tokenizer: Tokenizer):
     for choice, parallel in ((None, False), ({"type": "function", "function": {"name": "weather"}}, None)):
         grammar = plan(TOOLS, choice, parallel, FORMS[form]).grammar
         assert verdict(grammar, tokenizer, written(form, PARIS)) == "whole"
@@ -212,7 +212,7 @@ def test_a_special_token_begins_no_call_in_a_thought(tokenizer: Tokenizer):
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
-def test_reading(form: Form, size: int):
+def test_tool_calls_are_read_from_text_in_pieces_of_any_size(form: Form, size: int):
     made = plan(TOOLS, "auto", True, FORMS[form])
     assert read(made, written(form, PARIS), size) == ("", [PARIS], [0])
     assert read(made, written(form, PARIS, MONDAY), size)[1] == [PARIS, MONDAY] or not form.many
@@ -277,7 +277,7 @@ def test_arguments_come_as_they_are_written():
     assert parser.feed("_call>") == parser.end() == []
 
 
-def test_none_shows_nothing_and_reads_nothing():
+def test_tool_choice_none_shows_no_tools_and_reads_no_calls():
     made = plan(TOOLS, "none", True, FORMS[HERMES])
     assert made.grammar is None
     assert made.shown == ()
@@ -394,7 +394,7 @@ def test_a_schema_may_be_true_or_false(tokenizer: Tokenizer):
         plan(TOOLS, "auto", answer=Grammar(kind="json_schema", text="false"))
 
 
-def test_what_a_grammar_cannot_say_is_left_out_unless_strict(tokenizer: Tokenizer):
+def test_schema_keywords_that_no_grammar_supports_are_dropped_unless_strict(tokenizer: Tokenizer):
     odd = {"type": "object", "properties": {"a": {"type": "string", "not": {"const": "b"}}}}
     assert verdict(plan([tool("f", odd)]).grammar, tokenizer, written(HERMES, ("f", '{"a": "b"}'))) == "whole"
     grammar = plan([tool("f", odd, strict=True)]).grammar
@@ -515,7 +515,7 @@ def test_special_tokens_of_a_service_are_found():
         asyncio.run(planned(FakeService(refused_grammar="no good"), TOOLS))
 
 
-def test_what_cannot_be_compiled_now_is_not_asked_for_in_another_form():
+def test_a_busy_grammar_compiler_is_not_asked_again_with_another_form():
     class Busy(FakeService):
         async def check_grammar(self, grammar: Grammar) -> None:
             self.grammars.append(grammar)

@@ -88,7 +88,7 @@ def test_choices_of_one_prompt_share_it() -> None:
     assert asked[2].prompt is asked[3].prompt
 
 
-def test_what_was_prepared_is_used_or_refused_and_never_compiled_by_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_engine_loop_uses_prepared_grammars_and_compiles_none(monkeypatch: pytest.MonkeyPatch) -> None:
     worker = fresh()
     grammars, honest, compiled = worker._engine.grammars, worker._engine.grammars._compile, list[Grammar]()
 
@@ -166,13 +166,13 @@ def test_a_rule_under_which_every_request_would_be_refused_is_refused_at_once() 
     assert loaded(Settings(draft="ngram", verify="rejection")).keeps(SamplingParams()) == "text"
 
 
-def test_an_engine_that_loads_for_nobody_ends() -> None:
+def test_an_engine_whose_input_closes_while_it_loads_ends() -> None:
     with process("worker.loaded = lambda settings: __import__('time').sleep(600)", Settings()) as (running, orders, _out, _err):
         orders.close()
         assert running.wait(60) == 0
 
 
-def test_drafters_are_told_of_as_their_files_say(tmp_path: Path) -> None:
+def test_the_engine_reports_each_drafters_summary_and_source(tmp_path: Path) -> None:
     """Those of the tables, two of one method, what drafts within a cascade, and one of somebody's own."""
     page = (Path(__file__).parents[2] / "docs" / "drafters.md").read_text(encoding="utf-8")
     source = re.search(r"```python\n(.*?)```", page, re.DOTALL)

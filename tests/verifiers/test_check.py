@@ -52,7 +52,7 @@ def test_the_distance_is_that_of_kolmogorov() -> None:
     assert not Fit(5000, distance(uniform**1.2)).holds
 
 
-def test_the_bound_is_met_as_rarely_as_is_stated() -> None:
+def test_the_false_alarm_rate_of_the_bound_is_the_stated_one() -> None:
     """Looser by a factor, the bound is passed about as often as its formula says: the rate itself is too small to be counted."""
     noise, runs, size = np.random.default_rng(2), 2000, 200
     loose = sqrt(np.log(2 / 0.05) / (2 * size))
@@ -77,7 +77,7 @@ def test_the_likeliest_token_passes_its_bound_no_more_often_than_is_stated(monke
     assert not Fit(always.tokens, 0.0, -always.excess, always.variance).holds
 
 
-def test_a_token_that_cannot_come_is_a_proof() -> None:
+def test_one_impossible_token_refutes_a_rule() -> None:
     assert Fit(5000, 0.0).holds
     assert not Fit(5000, 0.0, impossible=1).holds
 
@@ -128,7 +128,7 @@ def test_ranks_are_uniform_under_plain_decoding_whatever_the_sampling() -> None:
 
 
 @real
-def test_what_top_p_leaves_out_is_impossible_where_rows_have_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tokens_outside_top_p_count_as_impossible_only_on_batch_invariant_targets(monkeypatch: pytest.MonkeyPatch) -> None:
     llm = LLM(TARGET, "none")
     wide = SamplingParams(max_tokens=100, temperature=1.2, seed=1)
     for cut in ({"top_p": 0.7}, {"min_p": 0.1}, {"top_k": 5}):
@@ -158,7 +158,7 @@ def test_only_backends_of_our_own_have_the_same_bits(models) -> None:
     assert not tiny_hub().batch_invariant
 
 
-def test_no_more_tokens_are_drawn_than_tell_something() -> None:
+def test_the_number_of_drawn_tokens_is_bounded() -> None:
     assert tokens_drawn(11, 64) == TURNS * 11 * 64
     assert tokens_drawn(1000, 64) == MOST
 
@@ -177,7 +177,7 @@ def test_check_names_the_form_the_size_and_the_rate(monkeypatch, capsys, models,
     assert report["divergences"] == []
 
 
-def test_check_says_so_in_words_too_and_3_where_nothing_was_accepted(monkeypatch, capsys, models) -> None:
+def test_check_prints_its_verdict_and_exits_with_3_where_nothing_was_accepted(monkeypatch, capsys, models) -> None:
     target, draft = models
     assert run(monkeypatch, "check", target, "--draft", f"model:{draft}", "--verify", "block", "--max-tokens", "24") == 0
     said = capsys.readouterr().out
@@ -200,7 +200,7 @@ def test_too_few_tokens_show_nothing_and_it_is_said_what_to_raise(monkeypatch, c
     assert "raise max-tokens" in json.loads(capsys.readouterr().out)["reason"]
 
 
-def test_where_nothing_is_drafted_nothing_is_shown(models, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_is_inconclusive_where_nothing_is_drafted_at_one_temperature(models, monkeypatch: pytest.MonkeyPatch) -> None:
     propose = NgramDrafter.propose
 
     def when_greedy(self, sequences, budgets):

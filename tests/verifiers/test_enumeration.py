@@ -72,7 +72,7 @@ def keeps_the_law(rule: str, kind: Proposal, shape: str, params: SamplingParams)
 
 @pytest.mark.parametrize("shaping", OF_GRAMMAR)
 @pytest.mark.parametrize("rule", RULES)
-def test_so_it_has_under_a_grammar(rule: str, shaping: str) -> None:
+def test_a_step_under_a_grammar_has_the_law_of_the_target(rule: str, shaping: str) -> None:
     """What the grammar allows at a node depends on the draft above it; drafts are drawn without looking at the grammar."""
     target, draft = models(4)
     params = OF_GRAMMAR[shaping]
@@ -86,7 +86,7 @@ def test_so_it_has_under_a_grammar(rule: str, shaping: str) -> None:
 
 @pytest.mark.parametrize("kind", [kind for kind in Proposal if kind.drawn])
 @pytest.mark.parametrize("rule", RULES)
-def test_so_it_has_behind_two_models_side_by_side(rule: str, kind: Proposal) -> None:
+def test_a_step_with_drafts_of_two_models_has_the_law_of_the_target(rule: str, kind: Proposal) -> None:
     """Equal tokens of both stand side by side, and what either drafted behind them is drafted behind both."""
     target, draft = models(3)
     sources = [Source(draft, kind, (2, 1)), Source(target.disturbed(1.5, seed=5), kind, (1, 1), "other")]
@@ -99,7 +99,9 @@ def test_so_it_has_behind_two_models_side_by_side(rule: str, kind: Proposal) -> 
 @pytest.mark.parametrize("same", [True, False])
 @pytest.mark.parametrize("kind", [kind for kind in Proposal if kind.drawn])
 @pytest.mark.parametrize("rule", RULES)
-def test_so_it_has_where_one_drafts_in_the_room_that_another_left(rule: str, kind: Proposal, same: bool) -> None:
+def test_a_step_where_one_model_uses_the_budget_left_by_another_has_the_law_of_the_target(
+    rule: str, kind: Proposal, same: bool
+) -> None:
     """How much the second drafts hangs on what the first one drew. same: it is one model under two names."""
     target, draft = models(3)
     other = draft if same else target.disturbed(1.5, seed=5)
@@ -128,7 +130,7 @@ class Behind(Source):
 
 @pytest.mark.parametrize("kind", Proposal)
 @pytest.mark.parametrize("rule", RULES)
-def test_so_it_has_where_drafts_end_by_what_was_drawn(rule: str, kind: Proposal) -> None:
+def test_a_step_whose_drafts_end_behind_unlikely_tokens_has_the_law_of_the_target(rule: str, kind: Proposal) -> None:
     """Behind an unlikely token nothing is drafted; the token itself is in the tree, so that nothing is withheld by its value."""
     target, draft = models(4)
     for widths in ((1, 1, 1), (2, 1)):
@@ -141,7 +143,7 @@ def test_so_it_has_where_drafts_end_by_what_was_drawn(rule: str, kind: Proposal)
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_a_draw_that_was_cut_by_places_alone_keeps_the_law(rule: str) -> None:
+def test_a_drawn_draft_cut_by_position_alone_keeps_the_law(rule: str) -> None:
     target, draft = models(4)
     for kind, widths in [(Proposal.WITHOUT_REPLACEMENT, (3, 1)), (Proposal.IID, (2, 1)), (Proposal.HUB, (2, 1))]:
         source = Cut(draft, kind, widths)

@@ -73,7 +73,7 @@ def test_greedy_every_exact_rule_gives_the_verdict_of_match(rule: str, kind: Pro
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_block_is_never_below_token_after_token(seed: int) -> None:
+def test_block_accepts_at_least_as_much_as_rejection(seed: int) -> None:
     target = TableModel(4, sharpness=1.0, seed=seed)
     source = Source(target.disturbed(1.0, seed + 50), Proposal.IID, (1, 1, 1))
     block, token = (blocks(build_verifier(rule), target, [source], PLAIN).accepted for rule in ("block", "rejection"))
@@ -94,7 +94,7 @@ def test_a_draft_that_is_the_target_is_always_accepted(rule: str) -> None:
     assert found.accepted == pytest.approx(3, abs=1e-6), "a proposal is float32"
 
 
-def test_text_drafted_twice_is_tried_on_from_both() -> None:
+def test_equal_siblings_share_their_continuations() -> None:
     """Two equal siblings, of which only the second goes on: its continuation counts for both."""
     proposal = torch.tensor([0.0, 0.0, 1.0])
     tree = DraftTree((2, 2, 2, 2), (-1, 0, 0, 2), Proposal.IID, {(0, "one"): proposal, (2, "one"): proposal}, ("", *["one"] * 3))
@@ -198,7 +198,7 @@ def test_of_paths_that_are_good_enough_the_longest_is_taken_and_then_the_likelie
         assert judged(rule, sequence_of(PLAIN), tree.first(2), logits[:3]).path == (1,)
 
 
-def test_a_path_is_not_too_short_where_the_text_ends_with_it() -> None:
+def test_a_path_that_ends_the_text_wins_over_a_longer_less_likely_one() -> None:
     """Nothing is drafted behind such a token: another that is less likely has children, and must not win for that."""
     logits = torch.tensor([2.0, 1.9, 1.8, -5.0]).expand(5, 4)
     tree, sequence = DraftTree((0, 0, 1, 2, 0), (-1, 0, 0, 2, 2)), sequence_of(PLAIN)
@@ -334,7 +334,7 @@ def test_a_token_the_amateur_cannot_give_is_not_contrasted() -> None:
     assert judged(rule, sequence_of(SamplingParams()), tree, target.log()[None]).tokens == (0,)
 
 
-def test_what_cannot_be_chosen_stays_so_where_the_amateur_cannot_give_it_either() -> None:
+def test_a_token_impossible_for_target_and_amateur_has_probability_0_under_contrastive() -> None:
     rule = build_verifier("contrastive")
     assert isinstance(rule, Contrastive)
     target, amateur = torch.tensor([0.0, 2.0, -torch.inf]), torch.tensor([1.0, 0.0, 0.0])
@@ -366,7 +366,7 @@ def test_every_rule_says_whose_law_it_keeps() -> None:
     assert set(laws.values()) == {"target"}
 
 
-def test_what_every_rule_declares() -> None:
+def test_every_rule_declares_its_exactness_by_kind() -> None:
     declared = {name: build_verifier(row.example).exactness for name, row in VERIFIERS.items()}
     assert {name for name, kept in declared.items() if not kept} == {"lenient", "typical", "relaxed", "contrastive"}
     assert set(declared.pop("match").values()) == {Exactness.TEXT}
@@ -376,7 +376,7 @@ def test_what_every_rule_declares() -> None:
 
 
 @pytest.mark.parametrize("error", [OSError("no C compiler\nat 1:0"), torch.OutOfMemoryError("full")])
-def test_what_a_device_fails_to_choose_the_host_does(
+def test_the_host_chooses_where_the_device_kernel_fails(
     error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A failure is told once, and the kernel not tried again; want of memory may pass."""

@@ -25,7 +25,7 @@ ALARM = 1e-6
 
 
 @pytest.mark.parametrize("rule", LAW)
-def test_whoever_keeps_the_law_keeps_it_on_four_tokens(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rules_that_keep_the_law_pass_the_check_on_four_tokens(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(small_law, "DRAFTS", 2048)
     verifier = build_verifier(rule)
     kinds = small_kinds(verifier)
@@ -67,7 +67,7 @@ class Generous(NodeByNode):
 
 
 @pytest.mark.parametrize("verifier", [Residual(), Generous()])
-def test_who_does_not_is_found_out(verifier: NodeByNode) -> None:
+def test_rules_that_break_the_law_fail_the_check_on_four_tokens(verifier: NodeByNode) -> None:
     """Both pass for lossless in a vocabulary of thousands."""
     assert not small_fit(verifier, Proposal.IID, ALARM / 2).holds
 
@@ -106,7 +106,7 @@ def build(options, surroundings):
 
 
 @pytest.mark.parametrize(("told", "honest"), [("probs", True), ("torch.ones(self.size) / self.size", False)])
-def test_what_a_drafter_records_is_what_it_drew_from(told: str, honest: bool, tmp_path: Path) -> None:
+def test_a_drafter_that_records_another_distribution_than_it_drew_from_is_caught(told: str, honest: bool, tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text(DRAFTER.replace("told = probs", f"told = {told}"), encoding="utf-8")
     llm = LLM(save_pair(tmp_path)[0], f"{file}", verify="rejection")
@@ -118,7 +118,7 @@ def test_what_a_drafter_records_is_what_it_drew_from(told: str, honest: bool, tm
     assert (verdict(rows) == "not lossless") is not honest
 
 
-def test_only_verifiers_of_somebodys_own_are_put_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_user_written_verifiers_are_checked_on_four_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(small_law, "DRAFTS", 256)
     target, draft = save_pair(tmp_path)
     llm = LLM(target, f"model:{draft}", verify="rejection")

@@ -87,7 +87,7 @@ def test_three_tokens_have_the_joint_law_of_the_target(case: str) -> None:
 
 
 @pytest.mark.parametrize("rule", COUPLED)
-def test_so_they_have_behind_drafts_that_know_the_noise_of_match(rule: str) -> None:
+def test_three_tokens_drafted_with_the_noise_of_match_have_the_joint_law_of_the_target(rule: str) -> None:
     assert keeps_the_law(rule, coupled(MODEL, depth=2, width=2), 2_000)
 
 
@@ -102,7 +102,7 @@ def test_choosing_between_a_drawn_chain_and_a_point_mass_keeps_the_law(rule: str
 
 
 @pytest.mark.parametrize("case", ["rejection", "multi-round without replacement", "block"])
-def test_what_is_drawn_is_never_trimmed(case: str) -> None:
+def test_a_trimming_policy_does_not_change_the_law_of_drawn_drafts(case: str) -> None:
     rule, drafter = CASES[case]
     with bulk():
         found = drawn(MODEL, drafter, PARAMS, range(2_000), verifier=build_verifier(rule), policy=TrimmingPolicy())
@@ -194,7 +194,7 @@ def test_names_alike_in_their_beginning_have_streams_of_their_own() -> None:
     assert chi_square(list(pairs.elements()), law) > FALSE_ALARM
 
 
-def test_what_a_stream_draws_is_the_same_again() -> None:
+def test_equal_seeds_draw_equal_tokens_again() -> None:
     drafter = draft(Proposal.WITHOUT_REPLACEMENT)
     with bulk():
         once, again = (drawn(MODEL, drafter, PARAMS, range(50), verifier=build_verifier("multi-round")) for _ in range(2))

@@ -57,7 +57,7 @@ def best_possible(target_probs: np.ndarray, draws: list[tuple[float, list[Group]
 
 @MANY
 @given(pairs())
-def test_what_is_accepted_and_what_is_left_make_the_target(pair: tuple[np.ndarray, np.ndarray]) -> None:
+def test_accepted_mass_and_residual_add_up_to_the_target(pair: tuple[np.ndarray, np.ndarray]) -> None:
     target, proposal = pair
     both = np.minimum(target, proposal)
     assert np.abs(both + (1 - both.sum()) * normalised(target - proposal, target) - target).max() < 1e-12
@@ -77,7 +77,7 @@ def test_a_node_emits_the_law_of_the_target(rule: str, kind: Proposal, pair: tup
 @pytest.mark.parametrize("rule", RULES)
 @MANY
 @given(pairs(), strategies.integers(1, 3))
-def test_more_is_accepted_than_of_one_draft_and_no_more_than_can_be(
+def test_acceptance_of_several_draws_lies_between_that_of_one_draw_and_the_best_transport(
     rule: str, pair: tuple[np.ndarray, np.ndarray], count: int
 ) -> None:
     target, proposal = pair
@@ -143,7 +143,7 @@ def test_the_ratio_of_k_seq_is_the_least_that_is_exact(pair: tuple[np.ndarray, n
     assert scale == 1 or excess(scale - 1e-9 * count) > -1e-12
 
 
-def test_reference_values_of_one_example() -> None:
+def test_acceptance_in_one_example_rises_from_iid_to_without_replacement_to_hub() -> None:
     """Without replacement more is accepted than with, a hub more than either here, and none more than the best transport."""
     target, proposal = np.array([0.3, 0.3, 0.2, 0.1, 0.1]), np.array([0.6, 0.2, 0.1, 0.05, 0.05])
     accepted = {}

@@ -1,7 +1,7 @@
 """Batches: throughput of many requests at once, plain and drafted, taking turns.
 
-A flow takes seconds, and this sort of machine may change its speed within them: so whoever has had the least time goes on for a
-moment, and then the next, until all have come to their ends. A turn is long beside what the caches take to fill again.
+A flow takes seconds, and a shared machine may change its speed in that time. So flows run in short turns: the one with the least
+time so far goes next, until all have ended. A turn is long compared with the time to refill the caches.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from paceline.bench.contest import Rules
 from paceline.bench.ours import EngineDecoder, Flow
 
 TURN_S = 0.25
-"""Seconds of steps after which another goes on."""
+"""Seconds of steps in one turn of a flow."""
 
 
 def batch_rows(
@@ -24,11 +24,11 @@ def batch_rows(
     rules: Rules,
     advance: Callable[[], None] = lambda: None,
 ) -> list[dict[str, Any]]:
-    """One row per decoder, the first of which is plain: `size` requests always in flight, each that ends replaced by the next.
+    """One row per decoder, the first of which is plain: `size` requests always in flight; each that ends is replaced by the next.
 
-    tokens_per_s counts the tokens of all, over a time in which the batch was full and as many prompts were read as texts were
-    written: where places stay empty, or prompts are still to be read, speculation looks better than it is. rounds: how often
-    all in flight were replaced in all. held_tokens: what those in flight had emitted when counting began and ended.
+    tokens_per_s counts the tokens of all requests, over a time in which the batch was full and as many prompts were read as
+    answers were written: with empty places, or unread prompts at the end, speculation would look better than it is. rounds: how
+    often the requests in flight were replaced. held_tokens: tokens emitted by those in flight when counting began and ended.
     """
     flows: dict[str, list[Flow]] = {decoder.name: [] for decoder in decoders}
     for _ in range(rules.repeats):
@@ -58,7 +58,7 @@ def batch_rows(
 
 
 def _in_turns(under_way: Many[Iterator[Flow]], advance: Callable[[], None]) -> list[Flow]:
-    """Run all to their ends. advance: called at every end."""
+    """Run all flows to their ends. advance: called at every end."""
     flows = [next(steps) for steps in under_way]
     going = set(range(len(flows)))
     while going:
@@ -73,7 +73,8 @@ def _in_turns(under_way: Many[Iterator[Flow]], advance: Callable[[], None]) -> l
 
 
 def _equal(repeats: Many[dict[int, list[int]]], plain: dict[int, list[int]]) -> dict[str, int]:
-    """Requests that ended in any of the repeats and in plain decoding, and how many of them emitted the same in all repeats."""
+    """Number of requests that ended in plain decoding and in any repeat, and of those whose texts equal plain decoding's in all
+    repeats in which they ended."""
     texts = {number: [ended[number] for ended in repeats if number in ended] for number in plain}
     both = [number for number, found in texts.items() if found]
     equal = sum(all(text == plain[number] for text in texts[number]) for number in both)

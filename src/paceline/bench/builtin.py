@@ -1,7 +1,7 @@
-"""Built-in prompts of the embedded models' domains, and solved examples that can stand before them as context.
+"""Built-in prompts of the embedded models' domains, and solved examples that can be put before them as context.
 
-All of them were written for this file or for `engine/prompts.py`; none is from the models' training data. `copy` is for models
-that can copy: the embedded one is too small for it, and falls into loops, which drafts follow just as well.
+All were written for this file or for `engine/prompts.py`; none is from the models' training data. `copy` is for models that can
+copy: the embedded one is too small and falls into loops, which drafts predict just as well.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from string import ascii_lowercase
 from paceline.engine.prompts import PROMPTS
 
 BUILT_IN = ("e2e", "sql", "maths", "code", "story", "copy", "random")
-"""Names of the built-in tasks; `random` is text in which nothing can be guessed, to be decoded at a temperature."""
+"""Names of the built-in tasks; `random` is unpredictable text, to be decoded at a temperature."""
 
 _MEANINGS = (
     "name[The Golden Palace], eatType[coffee shop], food[Indian], priceRange[cheap], customerrating[5 out of 5],"
@@ -144,12 +144,12 @@ def built_in(name: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def _copied(first: tuple[str, str, str], second: tuple[str, str, str]) -> str:
-    """A passage, the same with other names, and the opening of the first once more: most of what follows was said before."""
+    """A passage, the same passage with other names, and the first one's opening again: most of the answer is in the prompt."""
     said, edited = (_PASSAGE.format(a=a, b=b, c=c) for a, b, c in (first, second))
     return f"{said}\n\n{edited}\n\n{said.partition('.')[0]}."
 
 
 def _noise(seed: int) -> str:
-    """Sixty words that are none."""
+    """Sixty random words."""
     stream = Random(seed)
     return " ".join("".join(stream.choices(ascii_lowercase, k=stream.randint(2, 7))) for _ in range(60))

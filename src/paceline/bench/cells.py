@@ -1,4 +1,4 @@
-"""Cells: what the record of a run says, as text, for the tables of the page of benchmarks and of the terminal alike."""
+"""Cells: the contents of a run's record as text, for the tables of both the benchmark page and the terminal."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from paceline.bench.report import same_text
 
 
 def number(value: float | None, form: str = ".1f") -> str:
-    """A figure; nothing where there is none."""
+    """A number as text; empty for None."""
     return "" if value is None else format(value, form)
 
 
@@ -20,13 +20,13 @@ def model(record: dict[str, Any]) -> str:
 
 
 def grown_to(grown: dict[str, Any]) -> str:
-    """What a model was grown to."""
+    """The size to which a model was grown, in words."""
     return f"{grown['layers']} layers" + (f" of width {grown['width']}" if grown["width"] else "")
 
 
 def speed(record: dict[str, Any], row: dict[str, Any]) -> tuple[str, ...]:
-    """A row that did not fail: tokens, tokens per second and their ratio to plain decoding's, the same of decoding alone, tau,
-    and how many texts were those of plain decoding."""
+    """A row that did not fail: tokens, tokens per second and their ratio to plain decoding's, the same two for decoding alone,
+    tau, and how many texts equal plain decoding's."""
     gain = record["speedup"].get(row["task"], {}).get(row["mode"], {})
     return (
         str(row["tokens"]), number(row["tokens_per_s"]), number(gain.get("ratio"), ".2f"), number(row["decode_tokens_per_s"]),
@@ -47,12 +47,12 @@ def batches(record: dict[str, Any]) -> list[tuple[str, ...]]:
 
 
 def rates(versus: dict[str, Any]) -> tuple[str, str, str]:
-    """Tokens per second of ours, of theirs, and their ratio."""
+    """Tokens per second of this engine and of the peer, and their ratio."""
     return number(versus["ours_tokens_per_s"]), number(versus["theirs_tokens_per_s"]), number(versus["ratio"], ".2f")
 
 
 def forwards(record: dict[str, Any]) -> dict[str, dict[str, tuple[str, str]]]:
-    """Engine -> rows of a forward -> its milliseconds, and how many times those of one row they are."""
+    """Engine -> rows of a forward pass -> its milliseconds, and their ratio to those of one row."""
     cost = record["verify_cost"]
     return {
         name: {str(rows): (number(ms, ".2f"), number(cost["relative"][name][rows], ".2f")) for rows, ms in by_rows.items()}

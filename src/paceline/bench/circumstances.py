@@ -1,4 +1,4 @@
-"""Circumstances: what a run was made with and on, as lines of the page of benchmarks. Older records know less."""
+"""Circumstances: machine, versions, command and peers of a run, as lines of the benchmark page. Older records lack some."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from paceline.bench.files import threads
 from paceline.bench.machines import machine_name
 
 _TELLING = ("avx2", "avx512_vnni", "avx_vnni", "avx512_bf16", "avx512_fp16", "amx_int8", "amx_bf16")
-"""Instructions that products of few bits are made of."""
+"""Instructions that matter for products in few bits."""
 
 
 def circumstances(record: dict[str, Any], file: str) -> list[str]:
@@ -42,7 +42,7 @@ def circumstances(record: dict[str, Any], file: str) -> list[str]:
 
 
 def left_out(record: dict[str, Any]) -> list[str]:
-    """Of each task the prompts that were too long to be run."""
+    """Per task, a line about the prompts that were too long to be run."""
     return [
         f"{name}: {counted(task['left_out'], 'prompt')} too long for the model and left out, {task['prompts'] or 'none'} run"
         for name, task in record["tasks"].items()
@@ -51,35 +51,35 @@ def left_out(record: dict[str, Any]) -> list[str]:
 
 
 def counted(number: int, what: str) -> str:
-    """Such as `1 prompt` and `2 prompts`."""
+    """A count with its noun, such as `1 prompt` or `2 prompts`."""
     return f"{number} {what}{'s' * (number != 1)}"
 
 
 def peers_draft(record: dict[str, Any]) -> str:
-    """Which draft model the peers were given, where there were any; nothing of older records, which do not know."""
+    """The draft model that the peers got; empty without peers, and for older records, which lack it."""
     if not record["peers"] or "peers_draft" not in record:
         return ""
     return f"Draft model of the peers: {record['peers_draft'] or 'none was given to them'}"
 
 
 def contended(times: int) -> str:
-    """What it means for the numbers that threads were too many so often."""
+    """A note that other work kept threads from their cores this often, and what that means for the numbers."""
     often = "Once" if times == 1 else f"{times} times"
     return f"{often} other work kept threads from their cores, and what followed ran on fewer: a quiet machine is faster"
 
 
 def without_core(record: dict[str, Any]) -> str:
-    """What it means that other work had the core for a good part of the time; nothing where it hardly had, or nobody knows."""
+    """A note that other work had the core for a large part of the time; empty if the part was small or is unknown."""
     lost = record.get("lost") or 0.0
     return f"Other work had the core for {lost:.0%} of the time: a quiet machine is faster" if lost >= _MUCH else ""
 
 
 _MUCH = 0.03
-"""Of the time of a run; less than gains differ by from run to run anyway."""
+"""Share of a run's time; gains differ from run to run by more than this anyway."""
 
 
 def together(record: dict[str, Any]) -> str:
-    """What the threads of a run were worth, at the times when it was measured; nothing where it was not."""
+    """How many cores' work the threads did, over all measurements in the run; empty if it was not measured."""
     found = record.get("together")
     if not found:
         return ""
@@ -92,7 +92,7 @@ def together(record: dict[str, Any]) -> str:
 
 
 def on_fewer_cores(record: dict[str, Any]) -> bool:
-    """Whether threads had clearly less than a core each, at one of these times."""
+    """Whether threads had clearly less than a core each, in any of these measurements."""
     found = record.get("together")
     return bool(found) and min(found["cores"]) < _ENOUGH * found.get("threads", record["threads"])
 
@@ -132,7 +132,7 @@ def _peer_options(peer: dict[str, Any]) -> str:
 def _memory(memory: dict[str, Any]) -> list[str]:
     if memory["peak_resident_bytes"] is None:
         return []
-    # older records are of the benchmark's own process
+    # older records have the memory of the benchmark's own process
     whole = " of one answer" if memory.get("of_one_answer") else " of the benchmark"
     parts = [memory[name] / 1e6 for name in ("peak_resident_bytes", "weights_bytes", "kv_bytes")]
     return [f"- Peak resident memory {parts[0]:.0f} MB{whole}; weights {parts[1]:.0f} MB, keys and values {parts[2]:.0f} MB"]

@@ -1,4 +1,4 @@
-"""Contest: several ways to decode the same prompts, taking turns, so that whatever the machine does happens to all of them."""
+"""Contest: several ways to decode the same prompts, in turns, so that changes of the machine's speed affect all of them."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from paceline.sequence import Speculation
 
 @dataclass(frozen=True)
 class Decoded:
-    """One decoding. token_ids: what was emitted. first_s, first_tokens: when the first tokens came, and how many; total_s: when
-    it ended. This engine's only: speculation, what was drafted and accepted; steps, those behind the first tokens, and spent_s,
-    their seconds by part."""
+    """One decoding. token_ids: emitted tokens. first_s, first_tokens: when the first tokens came, and how many; total_s: when it
+    ended. Only for this engine: speculation: counts of drafted and accepted tokens; steps: those after the first tokens; spent_s:
+    seconds of these steps by part."""
 
     token_ids: list[int]
     first_s: float
@@ -33,10 +33,10 @@ class Decoder(Protocol):
     name: str
 
     def begin(self) -> None:
-        """A repeat begins: what earlier repeats taught about the very same prompts is forgotten."""
+        """Called before a repeat: forget what earlier repeats taught about the same prompts."""
 
     def decode(self, prompt: Many[int], max_tokens: int) -> Decoded:
-        """Decode until EOS or `max_tokens`, batch 1. prompt: token ids. Raises DecoderFailed where it cannot go on."""
+        """Decode until EOS or `max_tokens`, batch 1. prompt: token ids. Raises DecoderFailed if it cannot continue."""
         ...
 
 
@@ -46,7 +46,7 @@ class DecoderFailed(Exception):
 
 @dataclass
 class Tally:
-    """What one decoder did on the prompts of a task. Times are of the repeats' middle, summed over the prompts, in seconds."""
+    """Results of one decoder on the prompts of a task. Times are seconds: per prompt the median repeat, summed over prompts."""
 
     runs: dict[int, list[Decoded]] = field(default_factory=dict)
     """Prompt -> its repeats."""
@@ -65,21 +65,21 @@ class Tally:
 
     @property
     def tokens(self) -> int:
-        """Tokens emitted by one repeat over all prompts, EOS left out: the one count for every decoder."""
+        """Tokens emitted in one repeat over all prompts, without EOS; counted in the same way for every decoder."""
         return round(self._summed(lambda one: len(one.token_ids)))
 
     @property
     def looped_tokens(self) -> int:
-        """Those of them that end an answer in a loop."""
+        """The tokens that end an answer in a loop."""
         return sum(looped_tokens(repeats[0].token_ids) for repeats in self.runs.values())
 
     @property
     def tokens_per_s(self) -> float:
-        """Of whole answers, prompts included."""
+        """Rate of whole answers, including the time for prompts."""
         return self.tokens / self.total_s
 
     def decode_tokens_per_s(self, plain: Tally) -> float | None:
-        """Of what comes behind the first tokens of `plain`, plain decoding of the same engine; None where nothing does."""
+        """Rate of the tokens after the first tokens of `plain`, plain decoding in the same engine; None if there are none."""
         # the first tokens of a mode may reach past the end of an answer
         later = sum(
             _middle(repeats, lambda one, first=plain.runs[prompt][0].first_tokens: max(len(one.token_ids) - first, 0))
@@ -89,12 +89,12 @@ class Tally:
         return later / seconds if later > 0 and seconds > 0 else None
 
     def decode_s(self, plain: Tally) -> float:
-        """From its first tokens to the end, and what it takes longer than `plain` until then: a draft model reads the prompt too,
-        some engines have it do so before the first token and others behind it."""
+        """Time from its first tokens to the end, plus the time by which its first tokens come later than those of `plain`: a
+        draft model reads the prompt too, in some engines before the first token and in others after it."""
         return self._summed(lambda one: one.total_s - one.first_s) + max(self.first_s - plain.first_s, 0.0)
 
     def _summed(self, value: Callable[[Decoded], float]) -> float:
-        """Over the prompts, the middle of their repeats."""
+        """Sum over the prompts of the middle of their repeats."""
         return sum(_middle(repeats, value) for repeats in self.runs.values())
 
     @property
@@ -105,17 +105,17 @@ class Tally:
 
     @property
     def speculation(self) -> Speculation:
-        """The counts of all repeats over all prompts."""
+        """The counts summed over all repeats and prompts."""
         return sum((one.speculation for one in self._all if one.speculation is not None), Speculation())
 
     @property
     def steps(self) -> int:
-        """Steps behind the first tokens, over all repeats and prompts."""
+        """Steps after the first tokens, over all repeats and prompts."""
         return sum(one.steps for one in self._all)
 
     @property
     def step_ms(self) -> dict[str, float]:
-        """Mean milliseconds of such a step, part by part."""
+        """Mean milliseconds of these steps, by part."""
         total: Counter[str] = Counter()
         for one in self._all:
             total.update(one.spent_s)
@@ -126,7 +126,7 @@ class Tally:
         return [one for repeats in self.runs.values() for one in repeats]
 
     def equal_prompts(self, other: Tally) -> int:
-        """Prompts whose every repeat, here and there, emitted the same token ids."""
+        """Number of prompts for which all repeats, of both tallies, emitted the same token ids."""
         return sum(
             all(one.token_ids == other.runs[prompt][0].token_ids for one in (*repeats, *other.runs[prompt]))
             for prompt, repeats in self.runs.items()
@@ -134,8 +134,8 @@ class Tally:
 
 
 def _middle(repeats: Many[Decoded], value: Callable[[Decoded], float]) -> float:
-    """The median. Where repeats have texts of other lengths, as under verifiers that keep the law alone, what the one in the
-    middle, or both, by its rate has: a median of times would belong to another text than that of tokens."""
+    """The median. If the repeats' texts differ in length, as under verifiers that keep only the distribution: the value of the
+    repeat (the mean of the two) with the middle rate, since medians of times and of tokens would belong to different texts."""
     if len({len(one.token_ids) for one in repeats}) == 1:
         return median(map(value, repeats))
     ordered = sorted(repeats, key=lambda one: len(one.token_ids) / one.total_s)
@@ -143,7 +143,7 @@ def _middle(repeats: Many[Decoded], value: Callable[[Decoded], float]) -> float:
 
 
 def answer(token_ids: Many[int], ends: frozenset[int]) -> list[int]:
-    """The tokens before the first that ends a text: some engines emit it, others do not."""
+    """The tokens before the first one that ends a text, which only some engines emit."""
     end = next((place for place, token in enumerate(token_ids) if token in ends), len(token_ids))
     return list(token_ids[:end])
 
@@ -160,12 +160,12 @@ class Rules:
 def contest(
     decoders: Many[Decoder], prompts: Many[Many[int]], rules: Rules, advance: Callable[[], None] = lambda: None
 ) -> dict[str, Tally]:
-    """Let every decoder decode every prompt, in turns, after one warm-up each that is not counted; name -> tally.
+    """Let every decoder decode every prompt, in turns, after one uncounted warm-up each; returns name -> tally.
 
-    Prompts come in their order in every repeat, so that a drafter that learns from past answers sees a stream of similar
-    requests, and never the same one twice. The order of the decoders shifts by one from prompt to prompt, so that none always
-    follows the same one. A decoder that fails leaves the contest, and its tally says why. advance: called after each decoding,
-    and for each that a failure cancels.
+    Prompts keep their order in every repeat, so a drafter that learns from past answers sees a stream of similar requests, and
+    never the same one twice. The order of the decoders rotates by one from prompt to prompt, so that none always follows the same
+    one. A decoder that fails is not run again, and its tally has the error. advance: called after each decoding, also for those
+    that are skipped after a failure.
     """
     tallies = {decoder.name: Tally() for decoder in decoders}
     turns = [(None, prompts[0])] + [(number, prompt) for _ in range(rules.repeats) for number, prompt in enumerate(prompts)]

@@ -1,6 +1,6 @@
-"""Curves: what a forward of the target costs by rows, behind a cached context, measured straight on the model.
+"""Curves: cost of a forward pass of the target by rows, after a cached context, measured directly on the model.
 
-A row more is cheap where the weights are read once for all rows: that is what lets a draft pay.
+An additional row is cheap as long as the weights are read once for all rows: this is why drafts pay.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from paceline.bench.contest import DecoderFailed
 
 ROWS = (1, 2, 4, 8, 16, 32, 64)
 VERIFY_CONTEXT, PREFILL = 256, 512
-"""Tokens cached before a verify, and the length of a prompt to prefill, both cut to what the model can hold."""
+"""Tokens cached before a verify, and the length of a prompt to prefill, both limited by the model's context."""
 FORWARDS = 9
-"""Measured forwards per number of rows, whose median counts."""
+"""Measured forward passes per number of rows, of which the median is taken."""
 
 
 def verify_curve(
@@ -24,10 +24,10 @@ def verify_curve(
     failures: dict[str, str],
     advance: Callable[[], None] = lambda: None,
 ) -> dict[str, dict[int, float]]:
-    """Median milliseconds by rows of each forward, measured in turns after one warm-up each; name -> rows -> ms.
+    """Median milliseconds of each forward pass by rows, measured in turns after one warm-up each; name -> rows -> ms.
 
-    Each is timed behind another of its own, as when decoding. One that fails is left out from then on, and `failures` says why,
-    by name.
+    Each is timed directly after another one of the same model, as when decoding. One that fails is left out from then on, and
+    `failures` gets the reason by name.
     """
     seen: dict[str, dict[int, list[float]]] = {name: {n: [] for n in rows} for name in forwards}
     for turn in range(repeats + 1):

@@ -1,4 +1,4 @@
-"""What can go wrong with a measurement through no fault of the program."""
+"""Errors of a measurement that are not bugs."""
 
 from __future__ import annotations
 

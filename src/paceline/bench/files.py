@@ -1,4 +1,4 @@
-"""Where a record goes: one JSON file per run, and its plots beside it."""
+"""Files of records: one JSON file per run, with its plots beside it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from paceline.whole_file import put_whole
 
 
 def title(record: dict[str, Any]) -> str:
-    """A short name for the run, the same for the same settings: what its files are called."""
+    """A short name for the run, equal for equal settings, used in file names."""
     parts = [record["model"]["name"]]
     if grown := record["grown"]:
         parts.append(f"grown-{grown['layers']}" + (f"x{grown['width']}" if grown["width"] else ""))
@@ -31,12 +31,12 @@ def threads(record: dict[str, Any]) -> str:
 
 
 def without_folders(spec: str, parts: int = 1) -> str:
-    """A spec whose paths are their last parts: where they lie on one machine is nobody's business on another."""
+    """A spec with its paths shortened to their last `parts` parts, since folders of one machine mean nothing on another."""
     return re.sub(r'"([^"]*)"', lambda quoted: f'"{"/".join(Path(quoted[1]).parts[-parts:])}"', spec)
 
 
 def writable(folder: Path) -> None:
-    """Make the folder where it is missing, and write to it. Raises BenchError where it cannot: before a run, not behind it."""
+    """Create the folder if it is missing, and check that it is writable. Raises BenchError; called before a run, not after it."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with TemporaryFile(dir=folder) as probe:
@@ -48,10 +48,10 @@ def writable(folder: Path) -> None:
 
 
 def check_place(planned: dict[str, Any], formats: Iterable[str], folder: Path) -> None:
-    """Raises BenchError where the record of a run would take the place of another run's: before it is run, not behind it.
+    """Raises BenchError if the record of a run would overwrite that of another run; called before the run, not after it.
 
-    planned: what is known of the record by then. formats: those that its weights may be held in. How often each thing is
-    measured makes no other run.
+    planned: the part of the record that is known by then. formats: possible formats of its weights. The number of repeats does
+    not make a different run.
     """
     for weights in formats:
         file = _place({**planned, "model": {**planned["model"], "weights": weights}}, folder)
@@ -67,13 +67,13 @@ def check_place(planned: dict[str, Any], formats: Iterable[str], folder: Path) -
 
 
 def _settings(record: dict[str, Any]) -> dict[str, Any]:
-    """What makes a run another one, by what it is called."""
+    """The settings by which runs differ, by their names in messages."""
     settings, tasks = record["settings"], record["tasks"]
     return {
         "drafts, verifiers or policies": sorted(sorted(mode.items()) for mode in settings["modes"].values()),
         "tasks": sorted((name, task["prompts"] + task["left_out"]) for name, task in tasks.items()),
         "batches": {row["batch"] for row in record["batches"]},
-        # those asked for, wherever it runs. What failed is called by more than one word, but for a peer that could not be loaded
+        # those requested, on any machine. Only a peer that could not be loaded has a single word as its name in `failed`
         "peers": {*record["peers"], *record["not_installed"], *(name for name in record["failed"] if " " not in name)},
         "temperature": settings["temperature"],
         "seed": settings["seed"],
@@ -88,15 +88,15 @@ def _place(record: dict[str, Any], folder: Path) -> Path:
 
 
 def written(record: dict[str, Any], folder: Path) -> Path:
-    """Write the record to `folder`, over one of the same settings. Raises BenchError where it cannot."""
+    """Write the record to `folder`, replacing one with the same settings. Raises BenchError on failure."""
     file = _place(record, folder)
     put_text(file, json.dumps(record, indent=1, ensure_ascii=False) + "\n")
     return file
 
 
 def put_text(file: Path, text: str) -> None:
-    """Write a file whole or not at all. What is no Unicode, as the bytes of some folders' names, is written as its escape. Raises
-    BenchError where it cannot."""
+    """Write a file completely or not at all. Characters that are not valid Unicode, as in some folder names, are written as
+    escapes. Raises BenchError on failure."""
     try:
         put_whole(file, text.encode("utf-8", "backslashreplace"), 0o666 & ~_umask())
     except OSError as error:
@@ -104,14 +104,14 @@ def put_text(file: Path, text: str) -> None:
 
 
 def _umask() -> int:
-    """What files of this process are not to others; it can only be read by being set."""
+    """The process's umask, which can only be read by setting it."""
     mask = os.umask(0o077)
     os.umask(mask)
     return mask
 
 
 def records(folder: Path) -> dict[Path, dict[str, Any]]:
-    """Every record of `paceline bench` in a folder, by file; then those in its folders, one for each other machine."""
+    """Every record of `paceline bench` in a folder, by file; then those in its subfolders, one per other machine."""
     found = {}
     for file in [*sorted(folder.glob("*.json")), *sorted(folder.glob("*/*.json"))]:
         content = json.loads(file.read_text(encoding="utf-8"))

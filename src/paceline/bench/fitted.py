@@ -1,4 +1,4 @@
-"""Fitted: tables whose numbers are never cut off, however narrow a terminal is."""
+"""Fitted: tables whose numbers are never cut off, even in a narrow terminal."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from rich.measure import measure_renderables
 from rich.table import Table
 
 _UNLIMITED = 1 << 16
-"""Characters of a line that nothing narrows."""
+"""Characters of a line without a width limit."""
 
 
 def print_fitted(console: Console, table: Table) -> None:
-    """Print a table whose columns of names, those that may wrap, are narrowed, the widest first, until a terminal has room for it
-    or no name has a part left to break behind. A file has room for all."""
+    """Print a table. In a terminal, its columns of names (those that may wrap) are narrowed, the widest first, until the table
+    fits or no name can be broken further. In a file nothing is narrowed."""
     wide = console.options.update_width(_UNLIMITED)
     names = [column for column in table.columns if not column.no_wrap]
     ranges = [measure_renderables(console, wide, [column.header, *column.cells]) for column in names]
@@ -23,6 +23,6 @@ def print_fitted(console: Console, table: Table) -> None:
         excess -= 1
     for column, width in zip(names, widths, strict=True):
         column.width = width
-    # rich would squeeze the numbers too
+    # without a fixed width rich would narrow the numbers too
     table.width = console.measure(table, options=wide).maximum
     console.print(table, soft_wrap=True)

@@ -1,4 +1,4 @@
-"""GPU page: what `benchmarks/gpu.py` measured on a device, as a section of the page of benchmarks."""
+"""GPU page: the results of `benchmarks/gpu.py` on a device, as a section of the benchmark page."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def gpu_section(record: dict[str, Any], picture: str) -> list[str]:
 
 
 def _missing(record: dict[str, Any]) -> list[str]:
-    """What the tables lack: measurements that failed, and those that did not fit the device's memory."""
+    """Measurements missing in the tables: those that failed, and those that did not fit the device's memory."""
     failed = [
         f"- Answers {where} failed: {' '.join(one['failed'].split())}"
         for part, where in (("engine", "through the engine"), ("beside", "beside transformers"))
@@ -78,7 +78,7 @@ def _missing(record: dict[str, Any]) -> list[str]:
 
 
 def _beside(ways: Many[dict[str, Any]]) -> list[str]:
-    """What another engine makes of the same model."""
+    """The comparison with another engine on the same model."""
     if not ways:
         return []
     plain = next(one for one in ways if one["engine"] != "paceline")["tokens_per_s"]
@@ -124,7 +124,7 @@ def _answer(one: dict[str, Any]) -> tuple[object, ...]:
 
 
 def plot_gpu(record: dict[str, Any], stem: Path) -> Path:
-    """Draw what verifying costs by rows, and how near the memory's speed a row of every request is."""
+    """Plot the cost of verifying by rows, and the share of the memory bandwidth that decoding one row per request reaches."""
     pyplot = pyplot_for_files()
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(10, 4), layout="constrained")
     alone = _alone(record["forward"])
@@ -150,7 +150,7 @@ def _alone(forwards: _Forwards) -> _Forwards:
 
 
 def _by(forwards: _Forwards, name: str) -> dict[int, dict[int, dict[str, Any]]]:
-    """Context or batch -> rows -> what was measured."""
+    """Context or batch -> rows -> measurement."""
     found: dict[int, dict[int, dict[str, Any]]] = {}
     for one in forwards:
         found.setdefault(one[name], {})[one["rows"]] = one

@@ -1,6 +1,6 @@
-"""Grids: a number for each of many modes and a few columns, as a table whose cells are the darker the higher it is.
+"""Grids: heat maps of a number for many modes and a few columns; higher numbers have darker cells.
 
-Bars and lines of more modes than there are colours cannot be told apart.
+They replace bars and lines when there are more modes than distinguishable colours.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 
 _ROW_INCHES, _MARGIN_INCHES = 0.32, 1.5
 _DARK = 0.6
-"""Share of the highest number from which on a cell is dark enough for white figures."""
+"""Share of the highest number above which a cell gets white text."""
 
 
 def grid(axes: Axes, rows: Many[str], columns: Many[str], values: Many[Many[float | None]]) -> None:
-    """values: by row and column, from 0 on; None where there is nothing to show."""
+    """values: by row and column, at least 0; None for an empty cell."""
     tall_enough(axes, len(rows))
     most = max((value for row in values for value in row if value is not None), default=0.0) or 1.0
     known = [[value if value is not None else float("nan") for value in row] for row in values]
@@ -34,7 +34,7 @@ def grid(axes: Axes, rows: Many[str], columns: Many[str], values: Many[Many[floa
 
 
 def tall_enough(axes: Axes, rows: int) -> None:
-    """Have room for so many rows with a name each."""
+    """Make the figure tall enough for this many named rows."""
     figure = axes.get_figure(root=True)
     assert figure is not None
     width, height = figure.get_size_inches()

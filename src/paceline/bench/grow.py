@@ -1,9 +1,9 @@
-"""Grow: a bigger checkpoint that computes the same function, so that speed can be measured at its size with real acceptance.
+"""Grow: a larger checkpoint that computes the same function, so that speed can be measured at its size with real acceptance.
 
 Depth: copies of the last block are added whose output projections (o_proj, down_proj) are zero: they leave the residual
 stream as it is. Width: the added channels of the residual stream stay zero, and added heads and neurons end in columns of
 zeros. RMSNorm divides by the mean over all channels, which becomes n/m as large when n channels become m, so its weight is
-scaled by sqrt(n/m) and its eps by n/m. Only what must be zero is zero; the rest is random, so that no engine is spared work.
+scaled by sqrt(n/m) and its eps by n/m. Only the weights that must be zero are; the others are random, so no engine can skip work.
 
 Source: Net2Net (Chen et al. 2016), section 2: function-preserving transformations.
 """
@@ -32,9 +32,9 @@ _COPIED = ("tokenizer", "special_tokens_map", "generation_config", "chat_templat
 
 
 def grown(source: Path, folder: Path, growth: Growth) -> int:
-    """Write to `folder` the model of `source` with that many layers and that width; returns its number of parameters.
+    """Write the model of `source`, grown, to `folder`; returns its number of parameters.
 
-    Raises BenchError where the architecture is another, or the size is smaller than the model, uneven or too large.
+    Raises BenchError if the architecture is not supported, or the size is smaller than the model, uneven or too large.
     """
     checkpoint = inspected(source)
     shape = Shape.of(checkpoint, growth)
@@ -72,7 +72,7 @@ class _Held:
 
 
 def _held(checkpoint: Checkpoint) -> Iterator[_Held]:
-    """Raises BenchError for a dtype that is no float."""
+    """The tensors of the checkpoint. Raises BenchError for a dtype that is not a float, and for unsupported tensors."""
     for shard in checkpoint.shards:
         with safe_open(shard, "pt") as file:
             for name in file.keys():  # noqa: SIM118 (not a dict)
@@ -82,7 +82,7 @@ def _held(checkpoint: Checkpoint) -> Iterator[_Held]:
                 if name.count(".") < 1 or not view.get_shape():
                     raise BenchError(f"'{checkpoint.name}' holds '{name}', which has no place in a model that can be grown")
                 if not name.endswith("rotary_emb.inv_freq"):
-                    # computed anew by whoever reads the model
+                    # recomputed when the model is loaded
                     yield _Held(name, shard, DTYPES[view.get_dtype()], tuple(view.get_shape()))
 
 
@@ -100,9 +100,9 @@ def _plans(checkpoint: Checkpoint, shape: Shape) -> Iterator[TensorPlan]:
 
 
 def _plan(name: str, held: _Held, shape: Shape, noise: torch.Generator) -> TensorPlan:
-    """A tensor of the grown model, from one of the checkpoint; only in added blocks is its name another."""
+    """A tensor of the grown model, made from one of the checkpoint; in added blocks under a different name."""
     after = shape.after(name, held.shape)
-    # the norms of heads see one head each, whatever the width
+    # norms over a head keep their shape, whatever the width
     scale = sqrt(shape.share) if held.module.endswith("norm") and after != held.shape else 1.0
     dtype = held.dtype if scale == 1.0 else torch.float32
     return TensorPlan(name, dtype, after, partial(_made, held, after, scale, name != held.name, noise))
@@ -116,7 +116,7 @@ def _made(held: _Held, after: tuple[int, ...], scale: float, added: bool, noise:
     if ends or held.module == "embed_tokens":
         new = torch.zeros(after)
     else:
-        # within the spread of the trained values, so that no scale of a quantised row is set by them
+        # within the spread of the trained values, so that they do not determine the scale of a quantised row
         spread = float(tensor.std()) if tensor.numel() > 1 else 1.0
         new = (torch.rand(after, generator=noise) * 2 - 1) * spread
     new[tuple(slice(size) for size in tensor.shape)] = tensor

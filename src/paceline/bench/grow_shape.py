@@ -1,4 +1,4 @@
-"""The shape of a grown model: what every dimension was and becomes."""
+"""The shape of a grown model: each dimension before and after."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from paceline.bench.errors import BenchError
 from paceline.models.checkpoint import Checkpoint
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
-"""Architectures whose blocks have the form that can be grown."""
+"""Architectures that can be grown."""
 MOST_LAYERS = 1024
 _LEAST_EPSILON = 1e-6
 
 
 @dataclass(frozen=True)
 class Growth:
-    """layers: blocks in all. width: channels of the residual stream; the model's own where None."""
+    """layers: total number of blocks. width: channels of the residual stream; None for the model's own."""
 
     layers: int
     width: int | None = None
@@ -45,7 +45,7 @@ class Shape:
 
     @classmethod
     def of(cls, checkpoint: Checkpoint, growth: Growth) -> Shape:
-        """Raises BenchError where the architecture is another, or the size is smaller than the model or uneven."""
+        """Raises BenchError if the architecture is not supported, or the size is smaller than the model or uneven."""
         config, name = checkpoint.config, checkpoint.name
         if config["model_type"] not in FAMILIES:
             raise BenchError(f"'{name}' is a {config['model_type']} model: only {', '.join(FAMILIES)} can be grown")
@@ -55,10 +55,10 @@ class Shape:
         key_heads = _size(checkpoint, "num_key_value_heads") if config.get("num_key_value_heads") else heads
         head_dim = _size(checkpoint, "head_dim") if config.get("head_dim") else hidden // heads
         width = hidden if growth.width is None else growth.width
-        # heads are added in whole groups that share their keys, in the model's own proportions
+        # heads are added in whole groups of shared keys, in the model's own proportions
         unit = hidden // gcd(hidden, key_heads)
         if width > hidden and config["model_type"] == "qwen3" and config.get("rms_norm_eps", 1e-6) > _LEAST_EPSILON:
-            # the norms of heads share the epsilon, and their means do not change
+            # norms over heads use the same epsilon, which is scaled, but their means do not change
             raise BenchError(f"'{name}' cannot be grown in width: its norms of heads have a larger epsilon than {_LEAST_EPSILON}")
         if not layers <= growth.layers <= MOST_LAYERS:
             raise BenchError(f"'{name}' has {layers} layers: it can be grown to {layers} up to {MOST_LAYERS} of them")
@@ -79,7 +79,7 @@ class Shape:
 
     @property
     def share(self) -> float:
-        """The old channels' share of the new ones."""
+        """Number of old channels over new ones."""
         return self.hidden[0] / self.hidden[1]
 
     def config(self, config: dict[str, Any]) -> dict[str, Any]:
@@ -97,12 +97,12 @@ class Shape:
         if isinstance(kinds := config.get("layer_types"), list):
             new["layer_types"] = kinds + kinds[-1:] * (self.layers[1] - self.layers[0])
         if self.share < 1:
-            # scaled norm weights need more digits than half precision has
+            # scaled norm weights need more precision than half precision has
             new["dtype"] = "float32"
         return new
 
     def after(self, name: str, before: tuple[int, ...]) -> tuple[int, ...]:
-        """The new shape of the tensor `name`, whose shape was `before`."""
+        """The new shape of the tensor `name` with the old shape `before`."""
         module = name.split(".")[-2]
         if module in ("q_norm", "k_norm"):
             return before

@@ -1,4 +1,4 @@
-"""Load page: what `paceline bench serve` saw of a server, as a section of the page of benchmarks."""
+"""Load page: the results of `paceline bench serve`, as a section of the benchmark page."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from paceline.bench.markdown import pictured, table
 
 
 def _started(server: dict[str, Any] | None) -> str:
-    """How a server was started, as far as it said."""
+    """How a server was started, as far as it reported."""
     if not server:
         return "How the server was started, and so its `--batch`, the record does not say"
     drafting = "+".join(server.get("default", ())) or "nobody"
@@ -29,7 +29,7 @@ def load_title(record: dict[str, Any]) -> str:
 
 
 def load_section(record: dict[str, Any], file: str, plots: list[str]) -> list[str]:
-    """A server under load, as `paceline bench serve` saw it from outside."""
+    """The lines of the section about a server under load."""
     settings, machine, server = record["settings"], record["machine"], record["server"]
     versions = ", ".join(f"{name} {version}" for name, version in record["versions"].items())
     rows: list[tuple[object, ...]] = []

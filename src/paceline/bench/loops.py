@@ -1,16 +1,16 @@
-"""Loops: how much of a text says the same over and over. Drafts follow it for nothing, and gain there as nowhere else."""
+"""Loops: how much of a text is one phrase repeated. Drafts predict it easily, and gain more there than on any other text."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence as Many
 
 LONGEST = 32
-"""Tokens of the longest phrase that is looked for."""
+"""Tokens of the longest phrase that is searched for."""
 _TIMES = 3
 
 
 def looped_tokens(tokens: Many[int]) -> int:
-    """Tokens at the end of a text in which a phrase of at most LONGEST tokens stands three times or more."""
+    """Number of tokens at the end of a text that repeat a phrase of at most LONGEST tokens, three times or more."""
     most = 0
     for period in range(1, min(LONGEST, len(tokens) // _TIMES) + 1):
         same = period

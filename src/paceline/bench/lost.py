@@ -1,4 +1,4 @@
-"""Lost: what of a run was slower than what it is compared with: whole answers, decoding, the first token, batches."""
+"""Lost: comparisons of a run in which this engine or a draft was slower: whole answers, decoding, first token, batches."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from paceline.bench.ours import PLAIN
 
 
 class _Compared(NamedTuple):
-    """What is compared, in which task ("" where in none), ours and the other: a mode, and its tokens per second or its ms."""
+    """One comparison. what: the quantity. task: "" for none. ours, other: a mode with its tokens per second or ms."""
 
     what: str
     task: str
@@ -22,7 +22,7 @@ class _Compared(NamedTuple):
 
 
 def lost(record: dict[str, Any]) -> list[tuple[str, ...]]:
-    """Only of what lost: what is compared, the task, ours and the other, each with its mode, and ours over the other."""
+    """The lost comparisons: quantity, task, ours and the other, each with its mode, and their ratio."""
     behind = [pair for pair in _rates(record) if pair.ratio < 1]
     behind += [pair for pair in _first_tokens(record) if pair.ratio > 1]
     behind += [pair for pair in _batches(record) if pair.ratio < 1]
@@ -49,7 +49,7 @@ def _rates(record: dict[str, Any]) -> Iterator[_Compared]:
 
 
 def _first_tokens(record: dict[str, Any]) -> Iterator[_Compared]:
-    """Milliseconds, plain against plain: of the prompts of each task, then of a prompt of fixed length."""
+    """Milliseconds to the first token, plain against plain: prompts of each task, then a prompt of fixed length."""
     rows = [row for row in record["rows"] if "error" not in row]
     for task in dict.fromkeys(row["task"] for row in rows):
         first = {row["mode"]: 1e3 * row["first_s"] / row["prompts"] for row in rows if row["task"] == task}

@@ -1,4 +1,4 @@
-"""Machines: what a record's machine is called in headings and plots. Clouds call processors of several generations alike."""
+"""Machines: names of machines in headings and plots. Clouds use one name for processors of several generations."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import re
 from typing import Any
 
 _ZEN_5, _ZEN_3_OR_4 = "26", "25"
-"""AMD's families; those before have no records."""
+"""AMD's family numbers; there are no records of older families."""
 _ZEN_4_MODELS = (range(0x10, 0x20), range(0x60, 0x80), range(0xA0, 0xB0))
 _WIDE, _NARROW = "avx512", "avx2"
 
 
 def machine_name(machine: dict[str, Any]) -> str:
-    """The processor, with its generation where its numbers tell it, and a word where it shows no wide vectors. Older records have
-    the processor alone."""
+    """The processor, with its generation if its family and model show it, and a note if it lacks AVX-512. Older records have only
+    the processor."""
     name = re.sub(r"\((?:R|TM)\)|\bProcessor\b", "", machine["processor"])
     name = " ".join(name.split()) or machine["processor"]
     family, instructions = machine.get("family") or (), machine.get("instructions") or ()

@@ -1,4 +1,4 @@
-"""Markdown: tables of it, plots, and links to its headings."""
+"""Markdown: tables, plots, and links to headings."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ALTS = {
 
 
 def table(columns: Many[str], rows: Many[Many[object]]) -> list[str]:
-    """The lines of a table and an empty one behind it; none where it would have no rows."""
+    """The lines of a table, followed by an empty line; no lines if it has no rows."""
     lines = [f"| {' | '.join(map(_cell, cells))} |" for cells in (columns, ["---"] * len(columns), *rows)]
     return [*lines, ""] if rows else []
 
@@ -26,10 +26,10 @@ def _cell(content: object) -> str:
 
 
 def anchor(heading: str) -> str:
-    """A heading as GitHub links to it, where no other of the page is linked to alike."""
+    """GitHub's anchor for a heading, if no other heading of the page has the same anchor."""
     return "".join(c for c in heading.lower().replace(" ", "-") if c.isalnum() or c in "-_")
 
 
 def pictured(plots: Many[str], of: str) -> list[str]:
-    """Links to the plots of a record, each with what it shows."""
+    """Image links to the plots of a record, with alternative texts."""
     return [line for link in plots for line in (f"![{_ALTS[Path(link).stem.rpartition('-')[2]]}: {of}]({link})", "")]

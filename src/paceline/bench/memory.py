@@ -1,6 +1,6 @@
-"""Memory: what a process holds that does nothing but answer, as a user's would.
+"""Memory: peak memory of a process that only answers, like a user's.
 
-A benchmark's own process grows models, holds every draft at once and measures; its peak says little.
+The benchmark's own process also grows models and holds every draft at once, so its peak is not representative.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from paceline.bench.contest import DecoderFailed
 from paceline.child import command, module_paths
 
 _ALONE = "import runpy, sys; sys.modules['scipy'] = None; runpy.run_module('paceline', run_name='__main__', alter_sys=True)"
-"""The command line without SciPy, which comes with peers and is no part of Paceline: Numba imports it where it is, 17 MB."""
+"""Runs the command line without SciPy, which peers install and Paceline does not need: Numba imports it if present (17 MB)."""
 
 
 def peak_of_answering(prompt: str, options: Many[str], threads: int) -> int | None:
-    """The peak resident bytes of `paceline generate` with this prompt and these options; None where the system does not tell.
+    """The peak resident bytes of `paceline generate` with this prompt and these options; None if the system does not report it.
 
-    Raises DecoderFailed where it fails.
+    Raises DecoderFailed if the process fails.
     """
-    # a prompt may be longer than an argument can be, and hold what none can
+    # by standard input: a prompt may be too long for an argument, or have characters that no argument can have
     call = command("-c", _ALONE, "generate", "--prompt=-", *options, "--json")
     environment = {**os.environ, **module_paths(), "OMP_NUM_THREADS": str(threads)}
     try:

@@ -1,4 +1,4 @@
-"""Mode: a draft under a verifier and a policy, as one run names it, records it and hands it to `paceline generate`."""
+"""Mode: a draft under a verifier and a policy, with its name in a run, its record, and its options for `paceline generate`."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from paceline.spec import Method, SpecError, methods_of, parse
 
 @dataclass(frozen=True)
 class Mode:
-    """name: what the rows of a record call it. draft: as it was asked for. spec: what that stands for; the same, but for `auto`.
-    verify, policy: those asked for, or what is used where none is."""
+    """name: its name in the rows of a record. draft: as given by the user. spec: the same, with `auto` resolved. verify, policy:
+    as given by the user, or the defaults."""
 
     name: str
     draft: str
@@ -28,17 +28,17 @@ class Mode:
 
     @classmethod
     def of(cls, draft: str, verify: str | None, policy: str | None, source: str) -> Mode:
-        """source: the model for which `auto` stands for something."""
+        """source: the model for which `auto` is resolved."""
         name = ", ".join(part for part in (draft, verify, policy) if part)
         spec = spelled_out(draft, source)
         return cls(name, draft, spec, cls.verify if verify is None else verify, policy or usual_policy(draft))
 
     def recorded(self) -> dict[str, str]:
-        """What its name is joined of. Not the spec of `auto`: a record tells it once, without the folders of this machine."""
+        """The mode in a record. Not the spec of `auto`, which a record has once, without the folders of this machine."""
         return {"draft": self.draft, "verify": self.verify, "policy": self.policy}
 
     def options(self) -> list[str]:
-        """Of the command line of `paceline generate`; a value that begins with a dash is one too."""
+        """Options for `paceline generate`, joined by "=", since a value may begin with a dash."""
         return [f"--draft={self.spec}", f"--verify={self.verify}", f"--policy={self.policy}"]
 
 
@@ -46,31 +46,30 @@ PLAIN_MODE = Mode(PLAIN, "none", "none")
 
 
 def modes_of(settings: Settings, source: Path) -> list[Mode]:
-    """Every draft of a run under each of its verifiers and policies, but for none at all."""
+    """Every draft of a run, except "none", under each of its verifiers and policies."""
     pairs = [*product(settings.verifiers, settings.policies)]
     return [Mode.of(draft, *pair, str(source)) for draft in settings.drafts if draft != "none" for pair in pairs]
 
 
 def check_modes(settings: Settings) -> None:
-    """Raise what is wrong with the words of the modes, before a model is found, grown or loaded. Raises SpecError or
-    UnknownMethod."""
+    """Check the specs of the modes before a model is found, grown or loaded. Raises SpecError or UnknownMethod."""
     for draft in settings.drafts:
         for verify, policy in product(settings.verifiers, settings.policies) if draft != "none" else ():
             check_words(draft, Mode.verify if verify is None else verify, policy or None)
 
 
 def check_grown(modes: Iterable[Mode], source: Path) -> None:
-    """Raises SpecError where a draft model is left out that is found by the folder of the model it goes with: a grown one has
-    another."""
+    """Raises SpecError if a mode has `model` without a path and the source has a shipped draft: that draft is found by the
+    source's folder, and a grown model has a different one."""
     draft = draft_of(source)
     if draft is not None and any(_path(method) is None for mode in modes for method in _models(mode)):
         raise SpecError(f"'model' needs path beside --grow: it is model:{draft.name} that goes with '{source.name}'")
 
 
 def draft_model(modes: Iterable[Mode], source: Path) -> Path | None:
-    """The folder of the first model that drafts in any of these modes; else of the draft shipped for the model, or None.
+    """The folder of the first model that drafts in any of these modes; otherwise of the draft shipped for the model, or None.
 
-    Raises ModelError where there is no such model.
+    Raises ModelError if a named model does not exist.
     """
     for path in (_path(method) for mode in modes for method in _models(mode)):
         if path is not None:

@@ -1,4 +1,4 @@
-"""Name: a drafter's or a task's in a table, which goes on in the next line only where one of its parts ends."""
+"""Name: a name in a table, which is wrapped only between its parts."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from rich.measure import Measurement
 from rich.text import Text
 
 _ENDS = re.compile(r"(?<=[-,+@^:/ ])(?! )")
-"""Behind what joins the parts of a spec string, of a path, of a model's name or of a phrase."""
+"""Places after the separators in a spec, a path, a model's name or a phrase."""
 
 
 class Name:
-    """A cell for rich: at its narrowest as wide as its longest part, at its widest one line."""
+    """A cell for rich: its minimum width is that of its longest part, its maximum one line."""
 
     def __init__(self, text: str) -> None:
         self.text, self._parts = text, _ENDS.split(text)
 
     def lines(self, width: int) -> list[str]:
-        """It in lines of at most `width` cells; a part that is wider has one of its own."""
+        """The name in lines of at most `width` cells; a wider part gets its own line."""
         found = [""]
         for part in self._parts:
             if found[-1] and cell_len(found[-1]) + cell_len(part.rstrip()) > width:

@@ -1,4 +1,4 @@
-"""Origin: where a number comes from: machine, versions, commit."""
+"""Origin: where measurements come from: machine, versions, commit."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def origin() -> dict[str, Any]:
 
 
 def _details() -> dict[str, Any]:
-    """What tells processors of one name apart, and whether large pages are given; nothing where Linux does not say it."""
+    """Properties that distinguish processors with the same name, and the huge-page setting; empty without Linux's files."""
     cpu, pages = core(), ""
     with suppress(OSError):
         pages = Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text(encoding="utf-8")
@@ -53,10 +53,10 @@ def _details() -> dict[str, Any]:
 
 
 def commit() -> str | None:
-    """The commit of the source tree this runs from, and whether it was changed since; None outside of one."""
+    """The commit of the source tree this runs from, and whether it has changes; None outside of a source tree."""
     folder = Path(__file__).parents[1]
     try:
-        # installed, it may lie in the folder of a repository of somebody else's
+        # an installed package may lie inside an unrelated repository
         _git(folder, "ls-files", "--error-unmatch", "version.py")
         head = _git(folder, "rev-parse", "HEAD")
         return f"{head} with changes" if _git(folder, "status", "--porcelain", "--", ".") else head

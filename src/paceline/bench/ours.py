@@ -15,22 +15,22 @@ from paceline.params import SamplingParams
 
 _PARTS = ("draft", "forward", "verify", "commit")
 PLAIN = "plain"
-"""The name of decoding without drafts, this engine's and every peer's."""
+"""The name of decoding without drafts, for this engine and every peer."""
 
 
 _ROUNDS, _FEWEST, _FEWEST_TOKENS = 2, 16, 1500
-"""Times that the requests in flight are replaced while a flow is measured; how many end in it, and what they emit, at least."""
+"""Minimum size of a measured flow: how often the requests in flight are replaced, how many requests end, and tokens emitted."""
 _EITHER_WAY = 0.5
-"""Rounds by which measuring ends sooner or later than that."""
+"""Rounds by which measuring may end earlier or later than that."""
 
 
 @dataclass
 class Flow:
-    """Decoding with requests always in flight, as far as it has come; measured for some rounds of as many tokens as those in
-    flight come to, the first such round left out.
+    """The course of decoding with a constant number of requests in flight. A round is as many tokens as that many answers have;
+    some rounds are measured, without the first one.
 
-    at_once: requests in flight. token_ids: number of a request -> what it emitted, of those that ended. After each step: emitted,
-    seconds: of all steps so far; held: tokens that those in flight have emitted.
+    at_once: requests in flight. token_ids: number of an ended request -> its tokens. One entry per step: emitted, seconds: of all
+    steps so far; held: tokens emitted by the requests in flight.
     """
 
     at_once: int
@@ -40,7 +40,7 @@ class Flow:
     held: list[int] = field(default_factory=list)
 
     def stepped(self, emitted: int, ended: int, seconds: float) -> None:
-        """Note a step. emitted: its tokens. ended: tokens, of all steps, of the requests that ended in it."""
+        """Note a step. emitted: its tokens. ended: all tokens of the requests that ended in it."""
         self.emitted.append((self.emitted[-1] if self.emitted else 0) + emitted)
         self.seconds.append(self.all_s + seconds)
         self.held.append((self.held[-1] if self.held else 0) + emitted - ended)
@@ -52,15 +52,15 @@ class Flow:
 
     @property
     def enough(self) -> bool:
-        """Whether it has come to the end of what is measured."""
+        """Whether enough steps have run for the measurement."""
         return len(self.token_ids) >= 2 * self.at_once and self.emitted[-1] >= self._after(self._rounds + _EITHER_WAY)
 
     @property
     def measured(self) -> tuple[int, int]:
-        """Steps behind which measuring begins and ends.
+        """The steps after which measuring begins and ends.
 
-        It ends when those in flight hold as much as when it began, as nearly as there is such a moment: then as many prompts were
-        read as answers were written.
+        It ends at the step where the tokens held by the requests in flight are nearest to those at its beginning: then as many
+        prompts were read as answers were written.
         """
         began = bisect_left(self.emitted, self._after(0))
         early, late = (bisect_left(self.emitted, self._after(self._rounds + way)) for way in (-_EITHER_WAY, _EITHER_WAY))
@@ -68,13 +68,13 @@ class Flow:
 
     @property
     def measured_tokens(self) -> int:
-        """Tokens of all requests together, while it is measured."""
+        """Tokens of all requests in the measured time."""
         began, ended = self.measured
         return self.emitted[ended] - self.emitted[began]
 
     @property
     def measured_s(self) -> float:
-        """Seconds for which it is measured."""
+        """Measured time in seconds."""
         began, ended = self.measured
         return self.seconds[ended] - self.seconds[began]
 
@@ -84,20 +84,20 @@ class Flow:
 
     @property
     def _round(self) -> float:
-        """Tokens of as many answers as are in flight."""
-        # the first requests are cut short
+        """Mean tokens of `at_once` answers."""
+        # without the first requests, which are cut short
         whole = [len(tokens) for number, tokens in self.token_ids.items() if number >= self.at_once]
         return self.at_once * sum(whole) / len(whole)
 
     def _after(self, rounds: float) -> float:
-        """Tokens emitted by so many rounds after the one that is left out."""
+        """Tokens emitted up to `rounds` rounds after the one that is left out."""
         return (1.0 + rounds) * self._round
 
 
 class EngineDecoder:
-    """name: what its drafter was asked for by. temperature: 0 for greedy. seed: of every request. keeps: what it promises of
-    plain decoding, "text", "law" or "nothing". held_bytes: the most its cache of the target held between steps. took_s, ran_s:
-    seconds of all answers, and those in which the thread that decodes had a core."""
+    """name: of its mode. temperature: 0 for greedy. seed: of every request. keeps: what it guarantees of plain decoding, "text",
+    "law" or "nothing". held_bytes: peak size of its target cache between steps. took_s, ran_s: seconds of all answers, and the
+    part in which the decoding thread had a core."""
 
     def __init__(self, name: str, engine: Engine, temperature: float = 0.0, seed: int = 0, keeps: str = "text") -> None:
         self.name, self.keeps, self._engine = name, keeps, engine
@@ -109,7 +109,7 @@ class EngineDecoder:
         self._engine.speculative.drafter.forget()
 
     def decode(self, prompt: Many[int], max_tokens: int) -> Decoded:
-        """As `Decoder`. Raises what ended the request where the engine gave it up, and RequestError."""
+        """As in `Decoder`. Raises RequestError, and the error for which the engine gave up the request."""
         costs = self._engine.speculative.costs
         first_s, first_tokens, at_first = 0.0, 0, Costs()
         began, ran = perf_counter(), thread_time()
@@ -128,12 +128,12 @@ class EngineDecoder:
         return Decoded(list(sequence.generated), first_s, first_tokens, total_s, sequence.speculation, steps, spent)
 
     def decode_flow(self, prompts: Many[Many[int]], at_once: int, max_tokens: int) -> Iterator[Flow]:
-        """Keep `at_once` requests in flight, each prompt in its turn over and over, until enough is measured; the flow, always
-        the same one, is given after every step. Raises as `decode` does.
+        """Keep `at_once` requests in flight, cycling through the prompts, until enough is measured; yields the flow, always the
+        same object, after every step. Raises as `decode` does.
 
-        The first ones are cut short, each elsewhere, so that requests end one by one from the beginning, as they do in the end
-        whatever drafts: where they all end together as many prompts wait to be read at once, and it is chance how much of that
-        is measured.
+        The first requests are cut short at different lengths, so that requests end one by one from the beginning, as they do
+        later with any drafter. If they all ended together, many prompts would be read at once, and it would be chance how much of
+        that is measured.
         """
         left = cycle(prompts)
         numbers: dict[int, int] = {}
@@ -160,7 +160,7 @@ class EngineDecoder:
     def _step(self) -> list[Progress]:
         progress = self._engine.step()
         self.held_bytes = max(self.held_bytes, self._engine.speculative.cache.held_bytes)
-        # what was cut short would count as an answer, and a quick one
+        # a request that failed would otherwise count as a short, fast answer
         error = next((one.error for one in progress if one.error is not None), None)
         if error is not None:
             raise error

@@ -1,4 +1,4 @@
-"""Page: docs/benchmarks.md, a page beside it for each other machine, and their plots, written from the records in a folder.
+"""Page: docs/benchmarks.md, a page for each other machine, and their plots, made from the records in a folder.
 
 python -m paceline.bench.page benchmarks docs
 """
@@ -35,9 +35,9 @@ def pages(
     steps: dict[str, Any] | None = None,
     gpu: dict[str, Any] | None = None,
 ) -> dict[str, str]:
-    """The pages as Markdown, by file name. runs: by file, relative to the folder of records. plots: per file, its pictures as
-    links relative to the page. loads: records of `paceline bench serve`, by file. steps: what a step costs beside the model.
-    gpu: what was measured on a device.
+    """The pages as Markdown, by file name. runs: by file, relative to the folder of records. plots: per file, links to its plots,
+    relative to the page. loads: records of `paceline bench serve`, by file. steps: record of the step overhead. gpu: record of
+    a GPU.
     """
     machines = _by_folder(runs)
     here = machines.pop("", {})
@@ -84,7 +84,7 @@ def pages(
 
 
 def _by_folder(runs: dict[str, dict[str, Any]]) -> dict[str, dict[str, dict[str, Any]]]:
-    """Folder, "" for none -> file -> record."""
+    """Folder ("" for none) -> file -> record."""
     found: dict[str, dict[str, dict[str, Any]]] = {}
     for file, record in runs.items():
         found.setdefault(Path(file).parent.name, {})[file] = record
@@ -100,13 +100,13 @@ def _links(runs: dict[str, dict[str, Any]], indent: str = "  ") -> list[str]:
 
 
 def main(source: Path, docs: Path) -> None:
-    """Write the pages and their plots, under images, in `docs`. What lies in a folder of `source` is of another machine."""
+    """Write the pages to `docs` and their plots to `docs`/images. Subfolders of `source` have records of other machines."""
     runs = {str(file.relative_to(source)): record for file, record in records(source).items()}
     plots = {}
     for file, record in runs.items():
         place = (docs / "images" / file).with_suffix("")
         place.parent.mkdir(parents=True, exist_ok=True)
-        # older records hold every time, and no range of the gains
+        # older records have all times but lack the range of the gains
         record["speedup"] = speedups(record["rows"])
         plots[file] = [os.path.relpath(png, docs) for png in plot(record, place)]
     loads = {str(file.relative_to(source)): record for file, record in _loads(source).items()}
@@ -115,13 +115,13 @@ def main(source: Path, docs: Path) -> None:
     gpu = _one(source / _GPU)
     if gpu is not None:
         plots[_GPU] = [os.path.relpath(plot_gpu(gpu, docs / "images" / "gpu"), docs)]
-    # the plots of what a step costs beside the model are made with its record
+    # the plots of the step overhead are made together with its record
     for name, text in pages(runs, plots, loads, _one(source / "step_overhead.json"), gpu).items():
         (docs / name).write_text(text, encoding="utf-8")
 
 
 def _one(file: Path) -> dict[str, Any] | None:
-    """A record, where there is one."""
+    """A record, if the file exists."""
     return json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
 
 

@@ -1,4 +1,4 @@
-"""Words of the page of benchmarks: what its figures mean, and how to read its pictures."""
+"""Texts of the benchmark page: the meaning of its numbers, and how to read its plots."""
 
 MEANING, PICTURES = "What the figures mean", "How to read the pictures"
 

@@ -1,4 +1,4 @@
-"""What all plots need of matplotlib, an optional package: it draws to PNG files, and opens no window."""
+"""Common to all plots: matplotlib, an optional package, set up to write PNG files without opening a window."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def pyplot_for_files() -> ModuleType:
-    """matplotlib.pyplot, which takes a while to import. Raises BenchError where matplotlib is not installed."""
+    """matplotlib.pyplot, which takes a while to import. Raises BenchError if matplotlib is not installed."""
     try:
         import matplotlib
     except ImportError as error:
@@ -25,7 +25,7 @@ def pyplot_for_files() -> ModuleType:
 
 
 def saved(figure: Figure, stem: Path, name: str) -> Path:
-    """Write STEM-name.png. Raises BenchError where it cannot."""
+    """Write STEM-name.png. Raises BenchError on failure."""
     file = stem.with_name(f"{stem.name}-{name}.png")
     try:
         figure.savefig(file, dpi=120)

@@ -1,6 +1,6 @@
 """Plots of a record, as PNG files: speed-ups by task, acceptance by depth, verify cost by rows, the parts of a step.
 
-The first colours are this engine's; each peer has a hue of its own, the darker the more a mode of it does.
+The first colours are for this engine; each peer has its own hue, lighter or darker for its modes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#999999")
-"""Okabe and Ito (2008): told apart by colour-blind readers too."""
+"""Okabe and Ito (2008): distinguishable for colour-blind readers too."""
 _PEERS = {"transformers": "#5F5F5F", "llama.cpp": "#6A3D9A", "ctranslate2": "#6B6B00", "openvino": "#8B2F2F"}
 _OTHER_PEER = "#2F4F4F"
 _LIGHTEST = 0.6
@@ -31,17 +31,17 @@ _RATES = {
     "": ("tokens/s", "whole answers, prompt included"),
     "decode_": ("decoding tokens/s", "decoding alone, from each engine's first token without drafts"),
 }
-"""Prefix of a rate -> what it counts, and a title."""
+"""Prefix of a rate -> its unit, and a title."""
 _MOST_BARS, _MOST_LETTERS = 12, 400
-"""Of modes in one group of bars, and of their names together."""
+"""Most modes in one group of bars, and most characters of their names together."""
 _WIDE, _MOST_PARTS = 24, 16
-"""Characters of a name that stands beside a bar in one line; parts of a path that tell names apart."""
+"""Most characters of a one-line name beside a bar; most parts of a path that are tried to distinguish names."""
 
 
 def plot(record: dict[str, Any], stem: Path) -> list[Path]:
-    """Write STEM-speedup.png, -acceptance.png, -verify.png and -step.png, those for which there is something to show.
+    """Write STEM-speedup.png, -acceptance.png, -verify.png and -step.png, as far as there is data for them.
 
-    Raises BenchError where matplotlib is not installed.
+    Raises BenchError if matplotlib is not installed.
     """
     pyplot = pyplot_for_files()
     written = _plot_speedups(pyplot, record, stem)
@@ -62,7 +62,7 @@ def _subject(record: dict[str, Any]) -> str:
 
 
 def _names(modes: Iterable[str]) -> dict[str, str]:
-    """Modes without quotes, their paths by as many last parts as tell them apart."""
+    """Modes without quotes, with paths shortened to as many last parts as distinguish them."""
     names = every = list(dict.fromkeys(modes))
     for parts in range(1, _MOST_PARTS + 1):
         names = [without_folders(mode, parts).replace('"', "") for mode in every]
@@ -72,7 +72,7 @@ def _names(modes: Iterable[str]) -> dict[str, str]:
 
 
 def _plot_speedups(pyplot: ModuleType, record: dict[str, Any], stem: Path) -> list[Path]:
-    """Whole answers and decoding alone, each in a panel of its own: where prompts are long they tell two stories."""
+    """Whole answers and decoding alone, each in its own panel: for long prompts they differ much."""
     modes = _compared(record)
     if not modes:
         return []
@@ -98,17 +98,17 @@ def _plot_speedups(pyplot: ModuleType, record: dict[str, Any], stem: Path) -> li
 
 
 def _compared(record: dict[str, Any]) -> list[str]:
-    """Modes that stand beside plain decoding."""
+    """Modes that are compared with plain decoding."""
     return list(dict.fromkeys(mode for task in record["speedup"].values() for mode in task))
 
 
 def _too_many(modes: list[str]) -> bool:
-    """Whether bars of so many modes could not be told apart."""
+    """Whether there are too many modes for bars."""
     return len(modes) > _MOST_BARS or sum(map(len, _names(modes).values())) > _MOST_LETTERS
 
 
 def _colours(modes: Iterable[str], peers: dict[str, str | None]) -> dict[str, str]:
-    """Ours in their order; a peer's modes from light to dark in its hue. peers: mode -> its peer, or None."""
+    """Mode -> colour: ours in order; a peer's modes from light to dark in its hue. peers: mode -> its peer, or None."""
     found: dict[str, str] = {}
     ours = 0
     modes = list(modes)
@@ -125,13 +125,13 @@ def _colours(modes: Iterable[str], peers: dict[str, str | None]) -> dict[str, st
 
 
 def _mixed(colour: str, white: float) -> str:
-    """A colour with a share of white in it."""
+    """A colour mixed with a share of white."""
     parts = (int(colour[at : at + 2], 16) for at in (1, 3, 5))
     return "#" + "".join(f"{round(part + (255 - part) * white):02x}" for part in parts)
 
 
 def _speedup(axes: Axes, record: dict[str, Any], kind: str) -> None:
-    """Bars by task, one per mode, or a grid of very many modes; the speed of plain decoding stands under each task."""
+    """Bars by task, one per mode, or a grid for very many modes; the speed of plain decoding is shown below each task."""
     gains, (unit, _) = record["speedup"], _RATES[kind]
     modes = _compared(record)
     plain = {row["task"]: row[f"{kind}tokens_per_s"] for row in record["rows"] if row["mode"] == PLAIN}
@@ -152,14 +152,14 @@ def _speedup(axes: Axes, record: dict[str, Any], kind: str) -> None:
         ours += colours[mode] in COLOURS
         heights = [gain[ratio] for gain in mine.values()]
         ends = [gain.get(f"{kind}range") for gain in mine.values()]
-        # from the least to the most of all repeats, where there are several
+        # from the minimum to the maximum of all repeats, if there are several
         spread = [_beside(heights, ends, end) for end in (0, 1)] if all(ends) else None
         whiskers = {"elinewidth": 0.8, "capsize": 1.5, "ecolor": "0.25"}
         bars = axes.bar(
             places, heights, width, yerr=spread, error_kw=whiskers, label=names[place], color=colours[mode], hatch=hatch
         )
         crowded = len(modes) > 4
-        # the ground under them keeps the line at 1 out of the figures
+        # a white background keeps the line at 1 out of the numbers
         ground = {"facecolor": "white", "edgecolor": "none", "pad": 0.6}
         size, turned = (7, 90) if crowded else (8, 0)
         axes.bar_label(bars, fmt="%.2f", fontsize=size, rotation=turned, padding=2.5, bbox=ground)
@@ -171,17 +171,17 @@ def _speedup(axes: Axes, record: dict[str, Any], kind: str) -> None:
 
 
 def _beside(heights: Many[float], ends: Many[Many[float]], end: int) -> list[float]:
-    """How far below, or above, these the ends of their ranges are."""
+    """Distances of the heights to the lower (`end` 0) or upper (1) ends of their ranges."""
     return [max((height - ends[0], ends[1] - height)[end], 0.0) for height, ends in zip(heights, ends, strict=True)]
 
 
 _TELLING = 10
-"""Steps of which a share says something."""
+"""Fewest steps for a meaningful share."""
 
 
 def _acceptance(axes: Axes, record: dict[str, Any]) -> str | None:
-    """Two lines per mode, of the last group of rows: all tasks, where there are several. A drafter that seldom drafts deep can
-    be right nearly always where it does; only the share of all steps says what that is worth, and is all that a grid shows.
+    """Two lines per mode, for the last group of rows (all tasks, if there are several). A drafter that seldom drafts deep may
+    then nearly always be right; only the share of all steps shows how much that is worth, and a grid shows only this one.
     """
     last = record["rows"][-1]["task"]
     rows = [row for row in record["rows"] if row["task"] == last and any(row.get("drafted_by_depth", ()))]
@@ -203,7 +203,7 @@ def _acceptance(axes: Axes, record: dict[str, Any]) -> str | None:
         colour, marker = COLOURS[place % len(COLOURS)], _MARKERS[place % len(_MARKERS)]
         depths = range(1, len(row["drafted_by_depth"]) + 1)
         of_all = [accepted / row["steps"] for accepted in row["accepted_by_depth"]]
-        # nan is not drawn
+        # nan is not plotted
         of_drafted = [
             a / d if d >= _TELLING else nan for a, d in zip(row["accepted_by_depth"], row["drafted_by_depth"], strict=True)
         ]
@@ -220,7 +220,7 @@ def _acceptance(axes: Axes, record: dict[str, Any]) -> str | None:
 
 
 def _verify(axes: Axes, record: dict[str, Any]) -> str | None:
-    """Each engine's forwards over its own of one row: a line that stays low is one whose drafts cost little."""
+    """Each engine's forward passes relative to its own of one row: where a line stays low, drafts cost little."""
     cost = record["verify_cost"]
     rows: list[int] = []
     for place, (name, by_rows) in enumerate(cost["relative"].items()):
@@ -243,7 +243,7 @@ def _verify(axes: Axes, record: dict[str, Any]) -> str | None:
 
 
 def _step(axes: Axes, record: dict[str, Any]) -> str | None:
-    """Stacked bars, one per mode: where the time of a step goes, of the last group of rows."""
+    """Stacked bars, one per mode: the time of a step by part, for the last group of rows."""
     last = record["rows"][-1]["task"]
     rows = [row for row in record["rows"] if "step_ms" in row and row["task"] == last]
     if not rows:

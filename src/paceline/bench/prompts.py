@@ -12,8 +12,8 @@ from paceline.models.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class Prepared:
-    """A task as every decoder gets it. prompts: token ids, one prompt per turn, none where none fits. left_out: turns too long
-    for the model."""
+    """A task as every decoder gets it. prompts: token ids, one prompt per turn that fits. left_out: number of turns left out as
+    too long for the model."""
 
     name: str
     prompts: tuple[tuple[int, ...], ...]
@@ -21,9 +21,9 @@ class Prepared:
 
 
 class Preparer:
-    """context_tokens: up to so many tokens of solved examples are put before each prompt of a task that has them.
+    """context_tokens: most tokens of solved examples that are put before each prompt of a task that has them.
 
-    plain: decodes what a second turn answers to; every engine is then given the same text.
+    plain: decodes the answers that later turns follow, so that every engine gets the same text.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class Preparer:
         self._ends, self._longest, self._context_tokens = target.eos_token_ids, longest, context_tokens
 
     def __call__(self, task: Task) -> Prepared:
-        """Raises ModelError where a prompt is not text."""
+        """Raises ModelError if a prompt is not text."""
         context = self._context(task.examples)
         prompts: list[tuple[int, ...]] = []
         left_out = 0
@@ -45,7 +45,7 @@ class Preparer:
         return Prepared(task.name, tuple(prompts), left_out)
 
     def _context(self, examples: tuple[str, ...]) -> list[int]:
-        """As many whole examples as fit, an end of text behind each."""
+        """As many whole examples as fit, each followed by an end of text."""
         found: list[int] = []
         for example in examples:
             ids = [*self._tokenizer.encode(example), *sorted(self._ends)[:1]]
@@ -55,7 +55,7 @@ class Preparer:
         return found
 
     def _turns(self, item: Item) -> list[list[int]]:
-        """What is fed for each turn, up to the first that is too long to be answered."""
+        """The prompt of each turn, up to the first one that is too long to be answered."""
         said: list[dict[str, str]] = []
         turns: list[list[int]] = []
         for text in item.texts:

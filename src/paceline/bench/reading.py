@@ -1,6 +1,6 @@
-"""Reading: how long this machine takes to read as many bytes as the weights have that every forward reads; the floor under it.
+"""Reading: time to read as many bytes as a forward pass reads of the weights, a lower bound for a forward pass.
 
-Plain loads of eight streams, exclusive or, on as many threads: what was fastest of one to sixteen streams and of torch's sum.
+Each thread reads eight streams with plain loads and XORs them: the fastest of one to sixteen streams and of torch's sum.
 """
 
 from __future__ import annotations
@@ -18,21 +18,22 @@ _STREAMS, _BYTES = 8, 8
 
 
 class Reading:
-    """count: bytes, of memory of its own on huge pages. Called with any number of rows, as a forward is; gives seconds."""
+    """count: bytes to read, in its own memory on huge pages. Called like a forward pass, with any number of rows; returns
+    seconds."""
 
     def __init__(self, count: int, threads: int) -> None:
         self._threads, words = threads, count // (_BYTES * _STREAMS * threads)
         self.bytes = words * _BYTES * _STREAMS * threads
-        # touched, or all of it would be the one page of zeros
+        # written to, or all of it would map to one page of zeros
         self.memory = Arena().empty(self.bytes).fill_(1)
         self._found = np.zeros(threads, np.int64)
-        # compiled before anything is timed
+        # compile before anything is timed
         self._part = READ.address
         self._record = np.array([(self.memory.data_ptr(), words, self._found.ctypes.data)], READING)
 
     @property
     def found(self) -> int:
-        """What was read, exclusive or."""
+        """The XOR of all that was read."""
         return int(np.bitwise_xor.reduce(self._found))
 
     def __call__(self, rows: int) -> float:

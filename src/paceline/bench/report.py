@@ -1,4 +1,4 @@
-"""Report: from tallies to the record of a run. No ratio stands there without both of its terms."""
+"""Report: from tallies to the record of a run. Every ratio is stored with both of its terms."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from paceline.bench.tasks import ALL
 def task_rows(
     task: Prepared, tallies: Mapping[str, Tally], peers: Mapping[str, str], keeps: Mapping[str, str]
 ) -> list[dict[str, Any]]:
-    """One row per decoder. peers: decoder -> its peer. keeps: this engine's decoders -> what each promises of plain decoding."""
+    """One row per decoder. peers: decoder -> its peer. keeps: decoder of this engine -> what it guarantees, such as "text"."""
     plain = tallies[PLAIN]
     rows = []
     for name, tally in tallies.items():
@@ -24,7 +24,7 @@ def task_rows(
             rows.append({**row, "error": tally.error})
             continue
         base = tallies.get(f"{peers[name]} {PLAIN}") if name in peers else plain
-        # of a peer that was not asked to decode plainly a mode stands by itself
+        # without plain decoding of its peer, a mode is compared with itself
         base = tally if base is None or base.error is not None else base
         row |= {
             "prompt_tokens": sum(map(len, task.prompts)),
@@ -64,7 +64,7 @@ def _speculation(tally: Tally) -> dict[str, Any]:
 
 
 def same_text(row: Mapping[str, Any]) -> str:
-    """How many texts were those of plain decoding; where that is not promised, what is."""
+    """How many texts equal plain decoding's; if that is not guaranteed, the guarantee instead."""
     if row["mode"] == PLAIN:
         return ""
     kept = row.get("keeps", "text")
@@ -72,7 +72,7 @@ def same_text(row: Mapping[str, Any]) -> str:
 
 
 def with_total(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The rows, and behind them one per mode that sums up all tasks, for modes that ended every task."""
+    """The rows, followed by one that sums up all tasks for each mode that did not fail in any."""
     tasks = list(dict.fromkeys(row["task"] for row in rows))
     if len(tasks) < 2:
         return rows
@@ -117,7 +117,7 @@ def _total(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _added(lists: Iterable[list[int]]) -> list[int]:
-    """Sums by place; shorter lists end early."""
+    """Elementwise sums of lists of different lengths."""
     found: list[int] = []
     for values in lists:
         found += [0] * (len(values) - len(found))
@@ -127,8 +127,8 @@ def _added(lists: Iterable[list[int]]) -> list[int]:
 
 
 def speedups(rows: list[dict[str, Any]]) -> dict[str, dict[str, dict[str, Any]]]:
-    """Task -> mode -> tokens per second against this engine's plain decoding: both terms, their ratio and, of several repeats,
-    the range of it, for whole answers and, where tokens came behind the first, for those."""
+    """Task -> mode -> tokens per second against this engine's plain decoding: both terms, their ratio and, with several repeats,
+    its range; for whole answers and, if there are tokens after the first ones, for decoding alone."""
     found: dict[str, dict[str, dict[str, Any]]] = {}
     plain = {row["task"]: row for row in rows if row["mode"] == PLAIN}
     for row in rows:
@@ -147,8 +147,7 @@ def speedups(rows: list[dict[str, Any]]) -> dict[str, dict[str, dict[str, Any]]]
 
 
 def _gains(plain: Many[float], drafted: Many[float]) -> list[float]:
-    """Of each repeat how much more, or less, was gained than in the middle of all; nothing of a single one. plain, drafted:
-    seconds."""
+    """The gain in each repeat over the median gain; empty for a single repeat. plain, drafted: seconds."""
     if len(plain) != len(drafted) or len(drafted) < 2 or not min(*plain, *drafted) > 0.0:
         return []
     usual = median(plain) / median(drafted)
@@ -156,7 +155,7 @@ def _gains(plain: Many[float], drafted: Many[float]) -> list[float]:
 
 
 def _repeats(rows: Many[Mapping[str, Any]], row: Mapping[str, Any], prefix: str) -> list[float]:
-    """Seconds of each repeat over all prompts, behind the first tokens where the prefix says so."""
+    """Seconds of each repeat, summed over all prompts; with a prefix only those after the first tokens."""
     parts = [one for one in rows if one["mode"] == row["mode"] and one["task"] != ALL] if row["task"] == ALL else [row]
     if not all("seconds" in one for one in parts):
         return []

@@ -1,4 +1,4 @@
-"""Run page: one run of `paceline bench` as a section of the page of benchmarks. Older records know less."""
+"""Run page: one run of `paceline bench` as a section of the benchmark page. Older records have fewer fields."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from paceline.bench.markdown import pictured, table
 
 
 def run_called(record: dict[str, Any], file: str) -> str:
-    """A run where runs of all machines are spoken of. file: of the record, relative to the folder of records."""
+    """A run's name among runs of all machines. file: of the record, relative to the folder of records."""
     folder = Path(file).parent.name
     return title(record) + (f", {folder}" if folder else "")
 
@@ -112,13 +112,13 @@ def _verify(record: dict[str, Any]) -> list[str]:
 
 
 def _range(prefill: dict[str, Any], name: str) -> str:
-    """The least and the most of the repeats; older records do not know."""
+    """The minimum and maximum of the repeats; empty for older records."""
     ends = prefill.get("range_ms", {}).get(name)
     return f" ({ends[0]:.0f} to {ends[1]:.0f})" if ends else ""
 
 
 def _floor(floor: dict[str, Any] | None) -> list[str]:
-    """How near one row comes to reading its weights; older records do not know."""
+    """The time of one row relative to reading its weights; empty for older records."""
     if floor is None:
         return []
     rate = floor["bytes"] / floor["reading_ms"] / 1e6
@@ -130,7 +130,7 @@ def _floor(floor: dict[str, Any] | None) -> list[str]:
 
 
 def _lost(record: dict[str, Any]) -> list[str]:
-    """What was slower than what it is compared with, said in so many words."""
+    """The lost comparisons, or a sentence that there are none."""
     if rows := lost(record):
         return ["What lost:", "", *table(("in", "task", "ours", "against", "ours over theirs"), rows)]
     peers = ["the first token"] if any(row["peer"] is not None for row in record["rows"] if "error" not in row) else []

@@ -44,12 +44,12 @@ from paceline.params import SamplingParams
 from paceline.torch_threads import usable
 
 Watch = Callable[[str, int], AbstractContextManager[Callable[[], None]]]
-"""Called with what begins and its number of parts; gives what to call after each part."""
+"""Called with the name of a stage and its number of parts; yields a function to call after each part."""
 
 
 def run(settings: Settings, watch: Watch) -> dict[str, Any]:
-    """Measure, and return the record. Raises BenchError, ModelError, SpecError, UnknownMethod, RequestError, and what the engine
-    gives a request up for."""
+    """Measure, and return the record. Raises BenchError, ModelError, SpecError, UnknownMethod, RequestError, and the errors for
+    which the engine gives up a request."""
     with TemporaryDirectory(prefix="paceline-bench-") as work:
         bench = _Run(settings, Path(work), watch)
         try:
@@ -79,7 +79,7 @@ class _Run:
             self.growth = {"from": name_of(self.source), **asdict(settings.growth)}
         with watch("loading the model", 1):
             batch = max(8, *settings.batches, 0)
-            # every answer is timed from nothing: none finds another's prompt in the cache
+            # prefix caching off: every answer is timed with its whole prompt
             self.llm = LLM(
                 str(self.path),
                 "none",
@@ -89,7 +89,7 @@ class _Run:
                 shortest_prefix=sys.maxsize,
                 lossy=settings.lossy,
             )
-        # the draft that goes with the model it was grown from
+        # resolved for the original model, also if it was grown
         self.automatic = automatic(str(self.source))
         self.modes = {PLAIN: PLAIN_MODE}
         self.ours = {PLAIN: EngineDecoder(PLAIN, self.llm.engine, settings.temperature, settings.seed)}
@@ -106,12 +106,12 @@ class _Run:
         try:
             self._load_peers()
         except BaseException:
-            # nobody else could end those that are loaded
+            # no one else has a reference to end the peers that are loaded
             self.close()
             raise
 
     def _add(self, mode: Mode) -> None:
-        """One more decoder. Raises RequestError for a lossy verifier without leave."""
+        """Add a decoder. Raises RequestError for a lossy verifier without --lossy."""
         self.llm.use(mode.spec, mode.policy, verify=mode.verify)
         temperature, seed = self.settings.temperature, self.settings.seed
         keeps = self.llm.keeps(SamplingParams(temperature=temperature))
@@ -139,7 +139,7 @@ class _Run:
                         self.failures[f"{name} {mode}"] = str(error)
 
     def _peers_draft(self) -> Path | None:
-        """The model that peers draft with: the one that drafts here, but for one with other tokens, which no peer translates."""
+        """The draft model of the peers: the one used here, unless its vocabulary differs, which no peer can translate."""
         draft = draft_model(self.modes.values(), self.source)
         if draft is None or self.llm.tokenizer.same_vocabulary(Tokenizer(draft)):
             return draft
@@ -216,8 +216,8 @@ class _Run:
         }
 
     def _lost(self) -> float | None:
-        """The share of this engine's answers in which the thread that decodes had no core; None where it may wait for something
-        else."""
+        """The share of this engine's decoding time in which the decoding thread had no core; None if it may also wait for other
+        things."""
         took_s, ran_s = (sum(getattr(one, name) for one in self.ours.values()) for name in ("took_s", "ran_s"))
         return max(1.0 - ran_s / took_s, 0.0) if isinstance(self.target, NativeModel) else None
 
@@ -231,7 +231,7 @@ class _Run:
         return task_rows(task, tallies, peers, {name: decoder.keeps for name, decoder in self.ours.items()})
 
     def _judge_threads(self) -> None:
-        """Find out once more what the threads are worth."""
+        """Measure again how much work the threads do together."""
         if self.together is not None:
             self.together()
 
@@ -241,7 +241,7 @@ class _Run:
             return [{"task": task.name, **row} for row in batch_rows(decoders, task.prompts, size, self.rules, advance)]
 
     def _verify_cost(self) -> dict[str, Any]:
-        """Milliseconds of a forward by rows, and that over one row's; this engine's and, where they tell, its peers'."""
+        """Milliseconds of a forward pass by rows, and relative to one row; for this engine and the peers that support it."""
         context = max(min(VERIFY_CONTEXT, self.longest - max(ROWS)), 0)
         rows = [n for n in ROWS if context + n <= self.longest]
         forwards: dict[str, Callable[[int], float]] = {"paceline": ModelForward(self.target, context, max(ROWS))}
@@ -264,7 +264,7 @@ class _Run:
         }
 
     def _floor(self, context: int) -> dict[str, Any] | None:
-        """A forward of one row over reading what weights it reads, in turns; None where that is not known of the target."""
+        """Time of a forward pass of one row over that of reading its weights, in turns; None if the bytes read are not known."""
         if not isinstance(self.target, NativeModel):
             return None
         reading = Reading(self.target.packed.read_bytes, self.threads)
@@ -273,7 +273,7 @@ class _Run:
         return {"bytes": reading.bytes, "row_ms": row_ms, "reading_ms": reading_ms, "ratio": row_ms / reading_ms}
 
     def _prefill(self) -> dict[str, Any]:
-        """Milliseconds until the first token behind a prompt of that length, with nothing cached; the least and the most too."""
+        """Milliseconds to the first token after a prompt of fixed length with nothing cached: median, minimum and maximum."""
         tokens = min(PREFILL, self.longest - 1)
         theirs = [one for one in self.theirs.values() if one.name == f"{one.peer} {PLAIN}"]
         decoders: list[Decoder] = [self.ours[PLAIN], *theirs]
@@ -289,7 +289,7 @@ class _Run:
         }
 
     def _memory(self, prompt: tuple[int, ...], kv_bytes: int) -> dict[str, Any]:
-        """Of a process of its own that answers the longest prompt, under the draft that takes most. kv_bytes: one request's."""
+        """Memory of a separate process that answers the longest prompt, in the mode that needs most. kv_bytes: of one request."""
         settings, peaks = self.settings, []
         text = self.llm.tokenizer.decode(prompt, skip_special_tokens=False)
         shared = [str(self.path), f"--max-tokens={settings.max_tokens}"]
@@ -313,7 +313,7 @@ class _Run:
 
 
 def _by_task(rows: list[dict[str, Any]], value: Callable[[dict[str, Any]], Any]) -> dict[str, dict[str, Any]]:
-    """Task -> mode -> value of its row, plain left out."""
+    """Task -> mode -> value of its row, without plain decoding."""
     found: dict[str, dict[str, Any]] = {}
     for row in rows:
         if row["mode"] != PLAIN:
@@ -322,5 +322,5 @@ def _by_task(rows: list[dict[str, Any]], value: Callable[[dict[str, Any]], Any])
 
 
 def _acceptance(row: dict[str, Any]) -> list[float]:
-    """By depth, the share of steps that drafted so deep in which a node there was accepted."""
+    """By depth, the share of the steps that drafted to this depth in which a node there was accepted."""
     return [accepted / drafted for accepted, drafted in zip(row["accepted_by_depth"], row["drafted_by_depth"], strict=True)]

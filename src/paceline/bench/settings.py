@@ -1,4 +1,4 @@
-"""Settings: what one run of `paceline bench` is asked for, checked before any work begins."""
+"""Settings: the options of one run of `paceline bench`, checked before any work begins."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ LARGEST_BATCH, MOST_TOKENS, MOST_REPEATS, MOST_CONTEXT = 256, 1 << 16, 1000, 1 <
 @dataclass(frozen=True)
 class Settings:
     """model: None for the embedded default. drafts: specs run against plain decoding, each under all of `verifiers` and
-    `policies`; None stands for what is used where none is asked for. peers, absent: named ones that are installed, and that are
-    not. batches: sizes of batch whose throughput is measured beside batch 1. name: tells runs of the same settings apart."""
+    `policies`, where None stands for the default. peers, absent: requested peers that are installed, and that are not. batches:
+    batch sizes measured in addition to 1. name: distinguishes runs with equal settings."""
 
     model: str | None
     drafts: tuple[str, ...]
@@ -69,7 +69,7 @@ class Settings:
         name: str,
         categories: str = "",
     ) -> Settings:
-        """From what the command line was given. Raises BenchError."""
+        """Settings from the options of the command line. Raises BenchError."""
         for option, value, low, high in (
             ("threads", threads, 1, None),
             ("max-tokens", max_tokens, 1, MOST_TOKENS),
@@ -81,7 +81,7 @@ class Settings:
             if value is not None and (value < low or (high is not None and value > high)):
                 raise BenchError(f"--{option} {value}: it must be at least {low}" + (f" and at most {high}" if high else ""))
         if threads is not None and threads > most_threads():
-            # fewer would run, and the record would name more
+            # fewer would run than the record states
             raise BenchError(f"--threads {threads}: {most_threads()} can run at once on this machine")
         if not _NAME.fullmatch(name):
             raise BenchError(f"--name '{name[:80]}': letters, digits, '.', '_' and '-', {_LONGEST_NAME} at most")

@@ -1,4 +1,4 @@
-"""Step page: what `benchmarks/step_overhead.py` measured, as a section of the page of benchmarks."""
+"""Step page: the results of `benchmarks/step_overhead.py`, as a section of the benchmark page."""
 
 from __future__ import annotations
 

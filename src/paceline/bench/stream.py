@@ -1,4 +1,4 @@
-"""Write a safetensors file one tensor at a time, so that a large model never stands in memory as a whole."""
+"""Write a safetensors file one tensor at a time, so that a large model is never in memory as a whole."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from pathlib import Path
 import torch
 
 DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-"""The floating-point types that are written, by their names in the format."""
+"""The supported floating-point types, by their names in the format."""
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 @dataclass(frozen=True)
 class TensorPlan:
-    """A tensor that is made when its turn comes. dtype: one of DTYPES."""
+    """A tensor that is made only when it is written. dtype: one of DTYPES."""
 
     name: str
     dtype: torch.dtype
@@ -35,7 +35,7 @@ class TensorPlan:
 
 
 def write_tensors(file: Path, plans: Many[TensorPlan]) -> None:
-    """Make and write every tensor in order. Raises ValueError where one is not made in the shape that was planned."""
+    """Make and write every tensor in order. Raises ValueError if a tensor does not have its planned shape."""
     header, place = {}, 0
     for plan in plans:
         entry = {"dtype": _NAMES[plan.dtype], "shape": plan.shape, "data_offsets": [place, place + plan.size_bytes]}

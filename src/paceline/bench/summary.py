@@ -1,4 +1,4 @@
-"""Summary: the runs of all machines in two tables, what drafts gained and how peers compare."""
+"""Summary: the runs of all machines in two tables: the gains of drafts, and the comparison with peers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SHORT = "In short"
 
 
 def summary(runs: dict[str, dict[str, Any]]) -> list[str]:
-    """The last group of rows of every run, all tasks where there are several. runs: by file below the folder of records."""
+    """The last group of rows of every run (all tasks, if there are several). runs: by file, relative to the folder of records."""
     drafted: list[tuple[object, ...]] = []
     peers: list[tuple[object, ...]] = []
     for file, record in runs.items():
@@ -44,13 +44,13 @@ def summary(runs: dict[str, dict[str, Any]]) -> list[str]:
 
 
 def _place(record: dict[str, Any], file: str) -> str:
-    """The heading of a run as the first page links to it."""
+    """The link to the heading of a run, relative to the first page."""
     folder = Path(file).parent.name
     return f"{f'benchmarks-{folder}.md' if folder else ''}#{anchor(title(record))}"
 
 
 def _best(modes: dict[str, dict[str, float]], kind: str, drafts: list[str]) -> tuple[str, str, str] | None:
-    """The draft that gained most: plain decoding's rate, its own with its name, their ratio. kind: "" or "decode_"."""
+    """The draft with the largest gain: plain decoding's rate, its own with its name, their ratio. kind: "" or "decode_"."""
     found = {mode: terms for mode, terms in modes.items() if mode in drafts and f"{kind}ratio" in terms}
     if not found:
         return None
@@ -69,7 +69,6 @@ def _terms(versus: dict[str, Any] | None) -> tuple[str, str, str]:
 
 
 def _kind(mode: str) -> str:
-    """A draft by its first word, where all of its arguments would fill a table, and the verifier and policy that it is run
-    under."""
+    """A mode in short: its draft without options, which would be too wide for a table, and its verifier and policy."""
     draft, *under = mode.split(", ")
     return ", ".join((draft.partition(":")[0], *under))

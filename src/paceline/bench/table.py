@@ -1,4 +1,4 @@
-"""What the terminal shows of a run: progress bars while it lasts, then its tables."""
+"""Terminal output of a run: progress bars while it runs, then its tables."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _A_WHILE_S = 1.0
 
 
 def watched(console: Console, quiet: bool) -> Watch:
-    """Progress bars on a terminal, elsewhere a line behind what took a while; nothing where nobody watches."""
+    """Progress bars on a terminal, elsewhere a line after each stage that took long; nothing if `quiet`."""
 
     @contextmanager
     def watch(what: str, total: int) -> Iterator[Callable[[], None]]:
@@ -81,15 +81,15 @@ def show(console: Console, record: dict[str, Any]) -> None:
 
 
 def _print(console: Console, table: Table) -> None:
-    """A table under its title, which may be wider than it."""
+    """Print a table below its title, which may be wider than the table."""
     title, table.title = table.title, None
     console.print(title, style="bold", highlight=False, soft_wrap=True)
     print_fitted(console, table)
 
 
 def _table(title: str, names: int | tuple[int, ...], *columns: str) -> Table:
-    """names: which columns hold names, or how many of the first ones; they are folded where room is short, numbers never."""
-    # half of rich's own padding: what 80 characters hold beside nine columns is little
+    """names: the columns with names, or how many of the first columns; names are wrapped if room is short, numbers never are."""
+    # half of rich's default padding, since nine columns leave little room in 80 characters
     table = Table(title=title, header_style="dim", box=box.SIMPLE, padding=(0, 1, 0, 0), pad_edge=False)
     for place, column in enumerate(columns):
         of_names = place < names if isinstance(names, int) else place in names
@@ -179,7 +179,7 @@ def _acceptance(record: dict[str, Any]) -> Table:
 
 
 def _spread(record: dict[str, Any]) -> str:
-    """By how much gains differ from repeat to repeat, in parts of the gain; nothing of a single one."""
+    """By how much gains differ between repeats, relative to the gain; empty for a single repeat."""
     found = [
         (gain[f"{kind}range"][1] - gain[f"{kind}range"][0]) / gain[f"{kind}ratio"]
         for modes in record["speedup"].values()

@@ -1,8 +1,8 @@
 """Tasks: named groups of prompts, from a JSONL file or built in. Results are grouped by their names.
 
-A row of a file is either Spec-Bench's, {"question_id", "category", "turns": [...]}, each turn said to the model in its chat
-template after the answer to the one before, or {"prompt", "task"}, raw text. Category names are kept as they are, but that the
-eight of MT-Bench, where a file has them all, are one family, as in Spec-Bench.
+A row of a file is either Spec-Bench's, {"question_id", "category", "turns": [...]}, where each turn follows the answer to the
+previous one in the model's chat template, or {"prompt", "task"}, raw text. Category names are kept, except that the eight of
+MT-Bench, if a file has them all, are merged into one task, as in Spec-Bench.
 
 Source: Spec-Bench (Xia et al. 2024), section 4: multi-turn, translation, summarisation, QA, maths, retrieval-augmented.
 """
@@ -22,7 +22,7 @@ from paceline.bench.errors import BenchError
 from paceline.registry import suggestion
 
 ALL = "all tasks"
-"""The name under which tasks are summed up."""
+"""The name of the sum over all tasks."""
 LARGEST_FILE_BYTES = 64 << 20
 MOST_ROWS = 10_000
 _MULTI_TURN = "multi-turn"
@@ -32,7 +32,7 @@ _OF_MULTI_TURN = frozenset({"writing", "roleplay", "reasoning", "math", "coding"
 
 @dataclass(frozen=True)
 class Item:
-    """One question. texts: what is said, one or more turns. chat: through the chat template, where the model has one."""
+    """One question. texts: one or more user turns. chat: use the chat template, if the model has one."""
 
     texts: tuple[str, ...]
     chat: bool = False
@@ -40,7 +40,7 @@ class Item:
 
 @dataclass(frozen=True)
 class Task:
-    """Prompts of one kind. examples: solved ones (prompt with answer), which may be put in front of each prompt as context."""
+    """Prompts of one kind. examples: solved examples (prompt with answer), which may be put before each prompt as context."""
 
     name: str
     items: tuple[Item, ...]
@@ -48,10 +48,10 @@ class Task:
 
 
 def load_tasks(named: str, limit: int | None = None, categories: str = "") -> list[Task]:
-    """Tasks from a comma list of built-in names and JSONL files, at most `limit` prompts of each. categories: a comma list of
-    those of the files that are meant; all where it is empty.
+    """Tasks from a comma-separated list of built-in names and JSONL files, at most `limit` prompts of each. categories: a
+    comma-separated list of the files' categories to use; all if it is empty.
 
-    Raises BenchError where a name is unknown, or a file is missing, too large or holds anything but such rows.
+    Raises BenchError if a name is unknown, or a file is missing, too large or has other rows than described above.
     """
     names = [name.strip() for name in named.split(",") if name.strip()]
     found: dict[str, Task] = {}
@@ -80,16 +80,16 @@ def _built_in(name: str) -> Task:
 
 def read_tasks(file: Path) -> list[Task]:
     """The rows of a JSONL file, grouped by category in order of appearance. Raises BenchError."""
-    # a name longer than any file's is none, where Path.exists raises
+    # os.path.exists returns False for a name that is too long, Path.exists raises
     if not file.suffix and not os.path.exists(file):
         raise BenchError(f"there is no task '{str(file)[:80]}': choose from {', '.join(BUILT_IN)}, or name a JSONL file")
     try:
         with file.open("rb") as stream:
-            # not by its size, which a device has not
+            # not checked by file size, which a device does not have
             read = stream.read(LARGEST_FILE_BYTES + 1)
         if len(read) > LARGEST_FILE_BYTES:
             raise BenchError(f"{file} is larger than {LARGEST_FILE_BYTES >> 20} MiB")
-        # not splitlines(): JSON strings may hold U+2028 and its like
+        # not splitlines(): JSON strings may contain U+2028 and similar characters
         lines = [line for line in read.decode("utf-8-sig").split("\n") if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
         raise BenchError(f"cannot read {file}: {getattr(error, 'strerror', None) or 'it is not UTF-8 text'}") from error
@@ -110,14 +110,14 @@ def read_tasks(file: Path) -> list[Task]:
             ) from error
         groups.setdefault(name, []).append(item)
     if groups.keys() >= _OF_MULTI_TURN:
-        # of each category in turn, so that the first few are of many kinds
+        # categories alternate, so that the first few items are of many kinds
         turns = zip_longest(*(groups.pop(name) for name in sorted(_OF_MULTI_TURN)))
         groups = {_MULTI_TURN: [item for turn in turns for item in turn if item is not None], **groups}
     return [Task(name, tuple(items)) for name, items in groups.items()]
 
 
 def _parsed(row: dict[str, Any], otherwise: str) -> tuple[str, Item]:
-    """A row's task and its item. otherwise: the task of a row that names none."""
+    """A row's task and item. otherwise: the task of a row without one."""
     if "turns" in row:
         return _text(row.get("category", otherwise)), Item(tuple(_texts(row["turns"])), chat=True)
     return _text(row.get("task", otherwise)), Item((_text(row["prompt"]),))

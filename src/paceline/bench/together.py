@@ -1,7 +1,7 @@
-"""Together: how many cores' work the threads of a run do, and how long they take to meet.
+"""Together: how many cores' work the threads of a run do, and how long they take to synchronize.
 
-A virtual machine's processors are threads of its host, which moves them about: two may share a core, or a cache, or neither, and
-the same forward takes twice as long or half. Nothing inside says which it is, so it is measured now and then.
+A virtual machine's processors are threads of its host, which migrates them: two may share a core, or a cache, or neither, so the
+same forward pass may take twice as long or half. The machine cannot query this, so it is measured from time to time.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _TURNS, _MEETINGS, _REPEATS = 200, 500, 5
 
 
 class Together:
-    """What `threads` threads are worth, at each time it is called."""
+    """Measures, each time it is called, how much work `threads` threads do together."""
 
     def __init__(self, threads: int) -> None:
         self._threads = threads
         form = FORMATS["fp32"]
-        # in the second-level cache of every core: memory is nobody's limit
+        # small enough for each core's L2 cache, so that memory bandwidth is no limit
         self._weights = pack(torch.ones(_OUTPUTS, _INPUTS), form)
         self._activations = np.zeros(_ROWS * _INPUTS, np.float32)
         self._outputs = np.zeros((threads, _ROWS, _OUTPUTS), np.float32)
@@ -41,7 +41,7 @@ class Together:
         record["counter"] = self._counter.ctypes.data
         self._part = TOGETHER.address
         self.cores: list[float] = []
-        """Of each time, how many times as much work all threads did as one of them does alone."""
+        """Per measurement, the work of all threads over that of one thread alone."""
         self.meeting_us: list[float] = []
 
     @property

@@ -48,7 +48,7 @@ class KVCache(ABC):
     def pretend(self, sequence: Sequence, length: int) -> bool:
         """Hold the first `length` tokens of a sequence without a forward that writes them: for measuring what a context costs.
 
-        False where that cannot be.
+        Returns False where the cache cannot.
         """
         held = self.length(sequence.key)
         self.stage(Step.of([Feed(sequence, held, tuple(sequence.tokens[held:length]))]))
@@ -61,7 +61,7 @@ class KVCache(ABC):
 
     @abstractmethod
     def fork(self, key: int, new_key: int, length: int | None = None) -> None:
-        """Give `new_key` the same prefix as `key`, or of its first `length` tokens as many as `truncate` would leave."""
+        """Give `new_key` the same prefix as `key`, or as much of its first `length` tokens as `truncate` would leave."""
 
     def move(self, key: int, new_key: int) -> None:
         """Give `new_key` what `key` holds, and forget `key`."""
@@ -69,7 +69,7 @@ class KVCache(ABC):
         self.release(key)
 
     def shrink(self, key: int) -> None:
-        """Give back most of the room that was made for tokens which never came; a no-op where none is, or where none is made."""
+        """Give back most of the room reserved for tokens that never came; a no-op where there is none."""
 
     @abstractmethod
     def release(self, key: int) -> None:

@@ -20,7 +20,7 @@ class _DenseSlab(Slab):
         self.layers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def put(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """Hold these for a layer, in place of what it had."""
+        """Set the keys and values of a layer, in place of what it had."""
         before = self.layers.get(layer, ())
         self.layers[layer] = keys, values
         self.nbytes += keys.nbytes + values.nbytes - sum(store.nbytes for store in before)
@@ -36,7 +36,7 @@ class _DenseSlab(Slab):
         capacity = capacity_for(slots)
         for layer, (keys, values) in self.layers.items():
             self.put(layer, _copied(keys, self.length, capacity), _copied(values, self.length, capacity))
-        # not before: memory may end in between
+        # not before: memory may run out in between
         self.capacity = capacity
 
     # a forward in inference mode makes the tensors, and such tensors can only be written to in inference mode
@@ -55,7 +55,7 @@ def _copied(old: torch.Tensor, length: int, capacity: int) -> torch.Tensor:
 
 
 class DenseCache(SlabCache[_DenseSlab]):
-    """Of each sequence it holds tensors layer by layer."""
+    """Holds tensors layer by layer for each sequence."""
 
     def __init__(self) -> None:
         super().__init__(_DenseSlab)

@@ -25,7 +25,7 @@ _STORES = ("keys", "values", "key_scales", "value_scales")
 _SPARED = 16
 """One part in so many of a device's memory is left to forwards when a pool grows."""
 _LEAST = 64
-"""One part in so many of its pages a pool grows by at least: to grow is to copy all of them, and to lose what was recorded."""
+"""A pool grows by at least one part in so many of its pages: growing copies all of them, and invalidates recorded graphs."""
 Move = Callable[[Many[int], Many[int]], None]
 """Copies slots within every store: where they come from and go to, as places in pages that are joined end to end."""
 
@@ -33,7 +33,7 @@ Move = Callable[[Many[int], Many[int]], None]
 @dataclass(frozen=True)
 class LayerPages:
     """keys: [pages, page_size, K, D]; values: [pages, page_size, K, D']; scales, of narrow formats only: float32 [pages,
-    page_size, K]. dtype: what was written before it was narrowed."""
+    page_size, K]. dtype: of what is written, before it is narrowed."""
 
     keys: torch.Tensor
     values: torch.Tensor
@@ -61,8 +61,8 @@ class PagedCache(KVCache):
     pages: how many there are; the pool of a layer is reserved at its first write. page_size: slots, a power of two. narrow:
     float8_e4m3fn or int8 to keep keys and values in, with a scale per token and head; None keeps them as they come. grows:
     whether a pool that is too small is replaced by a larger one; its pages then move, which a captured graph would not notice.
-    mover: makes, of all stores [pages, page_size, ...], what moves their slots at once; layer by layer without one.
-    `stage` raises OutOfPages, and changes nothing, where the step needs more pages than are free and there shall be no more.
+    mover: makes, for all stores [pages, page_size, ...], a function that moves slots in all at once; without one they move layer
+    by layer. `stage` raises OutOfPages, and changes nothing, where the step needs more pages than are free and can be added.
     """
 
     branching = Branching.TREE
@@ -83,7 +83,7 @@ class PagedCache(KVCache):
         self.page_size, self.moves = page_size, 0
         self._pool, self._narrow, self._grows, self._mover = PagePool(pages, page_size), narrow, grows, mover
         self._moved: Move | None = None
-        """What moves slots of the stores as they are."""
+        """The function that `mover` made for the present stores."""
         self._layers: dict[int, LayerPages] = {}
         self._held: dict[int, _Held] = {}
         self._places: dict[int, torch.Tensor] = {}
@@ -98,7 +98,7 @@ class PagedCache(KVCache):
         return self._held[key].blocks
 
     def blocks_of(self, step: Step) -> list[array[int]]:
-        """Those of every sequence of a staged step, segment by segment."""
+        """The pages of every sequence of a staged step, segment by segment."""
         return [self.blocks(segment.sequence.key) for segment in step.segments]
 
     def layer(self, layer: int) -> LayerPages:
@@ -128,16 +128,16 @@ class PagedCache(KVCache):
         self._staged = step
 
     def _make(self, lacking: int) -> None:
-        """Twice as many pages, or as many more as there is memory for, but `lacking` at least, and a small part of what there is;
-        fewer where that fails, and none where there is not even memory for what is lacking."""
+        """Double the pages, or add as many as there is memory for, but at least `lacking`, and at least a small part of the
+        present number; add fewer where that fails, and none where memory does not even suffice for `lacking`."""
         count = self._pool.count
         more = max(min(count, self._affordable()), count // _LEAST, lacking)
-        # what a failure held is free again once it was dealt with, so the next try lies behind it
+        # what a failed try held is free only after its error was handled, so the next try follows that
         while not self._grown(more) and more > lacking:
             more = max(more // 2, lacking)
 
     def _affordable(self) -> int:
-        """More pages for which the device has memory, while a store is copied and beside what a forward takes."""
+        """How many more pages the device has memory for, beside what a forward takes and while a store is copied."""
         stores = [store for layer in self._layers.values() for store in layer.stores]
         if not stores or stores[0].device.type != "cuda":
             return self._pool.count
@@ -148,12 +148,12 @@ class PagedCache(KVCache):
         return max(room // sum(store[0].nbytes for store in stores), 0)
 
     def _grown(self, more: int) -> bool:
-        """Whether there is memory for so many more pages: every store is copied into a larger one, which `moves` counts.
+        """Add so many pages: copy every store into a larger one, which `moves` counts. Returns whether there was memory.
 
         Store by store, since a device that could hold all of them twice is rare. Where there is no memory for one, some are
         larger than they need be, and nothing else is changed.
         """
-        # it holds the stores, and each is to go as soon as it is copied
+        # it references the stores, and each must be freed as soon as it is copied
         self._moved = None
         count, moved = self._pool.count + more + 1, False
         try:
@@ -163,18 +163,18 @@ class PagedCache(KVCache):
                     if store is not None and len(store) < count:
                         larger, moved = _enlarged(store, count), True
                         layer = self._layers[place] = replace(layer, **{name: larger})
-                        # the one before goes now
+                        # frees the old store now
                         del store
         except torch.OutOfMemoryError:
             return False
         finally:
-            # what was recorded over stores that lie where they lay is good still
+            # graphs recorded over stores that did not move are still valid
             self.moves += moved
         self._pool.extend(more)
         return True
 
     def _copy_last(self, blocks: array[int], page: int) -> None:
-        """Put a copy of its last page in that page's place."""
+        """Replace a sequence's last page by a copy of it in `page`."""
         for layer in self._layers.values():
             for store in layer.stores:
                 store[page] = store[blocks[-1]]
@@ -308,7 +308,7 @@ class PagedCache(KVCache):
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of the pages in use; those of free pages are reserved too, once, for whoever comes."""
+        """Bytes of the pages in use; free pages, which are reserved once for all sequences, are not counted."""
         each = sum(store[0].nbytes for layer in self._layers.values() for store in layer.stores)
         return each * self._pool.used
 

@@ -1,4 +1,4 @@
-"""PagePool: which pages are free and how many sequences hold each of the others. Page ids only; no tensors live here."""
+"""PagePool: which pages are free and how many sequences hold each of the others. Page ids only, no tensors."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from paceline.errors import PacelineError
 
 
 class OutOfPages(PacelineError):
-    """A step needs more pages than are free. Nothing has been changed; whoever schedules frees some and tries again.
+    """A step needs more pages than are free. Nothing has been changed; the scheduler frees some and tries again.
 
     slots: of all pages together.
     """
@@ -36,12 +36,12 @@ class PagePool:
         return len(self._holders)
 
     def extend(self, more: int) -> None:
-        """Pages that were not there before, all of them free."""
+        """Add so many pages, all of them free."""
         self._free = list(range(self.count + more, self.count, -1)) + self._free
         self.count += more
 
     def take(self, count: int) -> list[int]:
-        """Pages held once. Raises OutOfPages, and takes none, where fewer are free."""
+        """Take free pages, each with one holder. Raises OutOfPages, and takes none, where fewer are free."""
         if count > len(self._free):
             raise OutOfPages(count, len(self._free), self.count * self.page_size)
         pages = [self._free.pop() for _ in range(count)]
@@ -49,7 +49,7 @@ class PagePool:
         return pages
 
     def share(self, pages: Iterable[int]) -> None:
-        """One more holder of each."""
+        """Add one holder to each page."""
         self._holders.update(pages)
 
     def shared(self, page: int) -> bool:
@@ -57,7 +57,7 @@ class PagePool:
         return self._holders[page] > 1
 
     def drop(self, pages: Iterable[int]) -> None:
-        """One holder fewer of each; what nobody holds is free again."""
+        """Remove one holder from each page; a page without holders is free again."""
         for page in pages:
             self._holders[page] -= 1
             if not self._holders[page]:

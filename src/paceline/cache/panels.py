@@ -34,7 +34,7 @@ class Shape:
         """Keys and values of so many slots, all zero, and the address of the keys; the values lie right behind them."""
         keys = self.layers, self.heads, capacity // self.panel, self.size, self.panel
         values = self.layers, self.heads, -(-self.size // self.panel), capacity, self.panel
-        # pages that nobody has written to are zero and take no time; aligned loads need cache lines, which numpy does not promise
+        # memory that was never written to is zero and takes no time; numpy does not align it to cache lines, as loads need
         apart, line = prod(keys), _LINE_BYTES // self.dtype.itemsize
         numbers = np.zeros(apart + prod(values) + line, self.dtype)
         start = -(numbers.ctypes.data // self.dtype.itemsize) % line
@@ -75,7 +75,7 @@ class PanelSlab(Slab):
 
 
 class PanelCache(SlabCache[PanelSlab]):
-    """Of each sequence it holds one array of keys and one of values."""
+    """Holds one array of keys and one of values for each sequence."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__(partial(PanelSlab, shape))
@@ -86,7 +86,7 @@ class PanelCache(SlabCache[PanelSlab]):
         return self._slabs[key]
 
     def advance(self, key: int, length: int) -> None:
-        """Count the first `length` slots as committed: for whoever writes them in order outside of a step."""
+        """Count the first `length` slots as committed: for code that writes them in order outside of a step."""
         self._slabs[key].length = length
 
     def shrink(self, key: int) -> None:

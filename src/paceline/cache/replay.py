@@ -21,9 +21,9 @@ _SNAPSHOTS = 6
 
 
 class ReplayCache(KVCache, Generic[State]):
-    """copy: makes a state that later forwards do not touch. nbytes: the device memory that some hold together. share: called with
-    an older state and its length, and a newer one of the same text and its length: lets the older hold what both have as part of
-    the newer."""
+    """copy: makes a state that later forwards do not touch. nbytes: the device memory that several states hold together. share:
+    called with an older state and its length, and a newer one of the same text and its length: makes the older one reference
+    what both have in common in the newer."""
 
     branching = Branching.REPLAY
 
@@ -76,7 +76,7 @@ class ReplayCache(KVCache, Generic[State]):
         self._staged = None
 
     def pretend(self, sequence: Sequence, length: int) -> bool:
-        """Only a forward makes a state."""
+        """Never possible: only a forward makes a state."""
         return False
 
     def truncate(self, key: int, length: int) -> None:

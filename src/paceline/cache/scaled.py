@@ -9,7 +9,7 @@ NARROW = {torch.float8_e4m3fn: 448.0, torch.int8: 127.0}
 
 
 def narrowed(rows: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """rows: [..., D]. Returns them in a format of NARROW, and the float32 scales [...] that give them back (0 for zeros)."""
+    """rows: [..., D]. Returns them in a format of NARROW, and the float32 scales [...] that restore them (0 for zeros)."""
     rows = rows.float()
     scales = rows.abs().amax(-1) / NARROW[dtype]
     steps = rows / torch.where(scales > 0, scales, 1.0)[..., None]

@@ -1,4 +1,4 @@
-"""Slabs: what caches have in common that hold the keys and values of each sequence in memory of its own, grown by doubling."""
+"""Slabs: the common part of caches that hold each sequence's keys and values in memory of its own, grown by doubling."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class SlabCache(KVCache, Generic[Held]):
     def stage(self, step: Step) -> None:
         check_starts(step, self)
         for segment in step.segments:
-            # room for the whole prompt at once: growing in between would hold, and copy, what was read of it so far
+            # room for the whole prompt at once: growing in between would copy what was read so far, and hold it twice meanwhile
             self.reserve(segment.sequence.key, max(segment.end, len(segment.sequence.tokens)))
         self._staged = step
 

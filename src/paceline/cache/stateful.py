@@ -24,7 +24,7 @@ class States(Protocol[State]):
         ...
 
     def copy(self, state: State) -> State:
-        """A state that later forwards on the first do not touch."""
+        """A copy that later forwards on the original do not touch."""
         ...
 
     def keep(self, state: State, length: int, slots: Many[int]) -> None:
@@ -37,7 +37,7 @@ class States(Protocol[State]):
 
 
 class StatefulCache(KVCache, Generic[State]):
-    """Per sequence one state, whose first `length` slots are committed; what lies behind is taken back when it matters."""
+    """Per sequence one state, whose first `length` slots are committed; others are removed before the state is used again."""
 
     def __init__(self, states: States[State], branching: Branching) -> None:
         self.branching = branching
@@ -84,7 +84,7 @@ class StatefulCache(KVCache, Generic[State]):
         self._staged = None
 
     def pretend(self, sequence: Sequence, length: int) -> bool:
-        """Only a forward makes a state."""
+        """Never possible: only a forward makes a state."""
         return False
 
     def truncate(self, key: int, length: int) -> None:

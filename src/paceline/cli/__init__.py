@@ -1,8 +1,9 @@
 """The command line. Every error a user can cause is one sentence on stderr and exit code 2.
 
-A new command is a function in a file of its own, named after it, and a line in `app.py`. `options.py` holds the options that
-commands share, `terminal.py` what they write to. What needs torch is imported inside the function that uses it, so that help and
-wrong usage answer at once. Until a command calls `raise_again`, having nothing to clear up, Ctrl-C ends it at once.
+A new command is a function in its own file, named after it, and a line in `app.py`. `options.py` has the options that commands
+share, `terminal.py` their consoles and error output. Modules that need torch are imported inside the function that uses them, so
+that help and usage errors appear at once. Until a command calls `raise_again` it has nothing to clean up, and Ctrl-C ends it at
+once.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from paceline.errors import PacelineError
 from paceline.interrupts import INTERRUPTED, end_at_once, raise_again
 
 _UNWRITABLE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
-"""What a write fails with where the output is a file or a device that takes no more."""
+"""Errors of a write to a file or a device that is full or broken."""
 _PIPE_CLOSED = 128 + 13
-"""As a shell tells of a program that a closed pipe ended."""
+"""The exit code that shells report for a program ended by SIGPIPE."""
 
 
 def main() -> None:
@@ -32,7 +33,7 @@ def main() -> None:
         try:
             app(standalone_mode=True)
         except SystemExit as ended:
-            # typer's 1 for a reader who has left is what some commands say of what they found
+            # for a closed pipe typer exits with 1, which some commands use for their results
             if isinstance(ended.__context__, BrokenPipeError):
                 raise SystemExit(_PIPE_CLOSED) from None
             raise
@@ -41,7 +42,7 @@ def main() -> None:
     except KeyboardInterrupt:
         raise SystemExit(INTERRUPTED) from None
     except Exception as error:
-        # files that are read or written by their name have sentences of their own, which name them
+        # errors of named files have their own sentences, with the name
         if isinstance(error, OSError) and error.filename is None and error.errno in _UNWRITABLE:
             _give_up_output()
             say(f"the output cannot be written: {error.strerror}")
@@ -55,26 +56,26 @@ def main() -> None:
 
 
 def _write_what_there_is() -> None:
-    """Have characters that a stream's encoding lacks written by their number, and not end the program."""
+    """Write characters that a stream's encoding lacks as escapes instead of raising."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
 
 
 def _flush() -> None:
-    """Write what is left: at the interpreter's end it would fail without a word from us."""
+    """Flush standard output here: an error at the interpreter's exit could not be handled."""
     if sys.stdout is None:
         return
     try:
         sys.stdout.flush()
     except BrokenPipeError:
-        # whoever read has seen enough
+        # the reader has closed the pipe
         _give_up_output()
 
 
 def _give_up_output() -> None:
-    """Send what is still to be written nowhere, so that the interpreter's own flush at the end does not fail again."""
-    # a stream of somebody else's making, which has no file
+    """Redirect remaining output to the null device, so that the interpreter's flush at exit does not fail again."""
+    # suppress: sys.stdout may have been replaced by a stream without a file
     with suppress(OSError, ValueError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())

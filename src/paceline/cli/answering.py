@@ -1,4 +1,4 @@
-"""A model loaded for a command, and its answers shown as they grow."""
+"""Loads a model for a command, and shows its answers as they are generated."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def loaded(
     quiet: bool = False,
     talks: bool = False,
 ) -> LLM:
-    """Load a target with its drafter, a spinner beside it where a person is watching. talks: it must have a chat template."""
+    """Load a target with its drafter, with a spinner on a terminal. talks: the model must have a chat template."""
     from paceline.engine.llm import LLM
 
     with nullcontext() if quiet or not err.is_terminal else err.status("loading the model"):
@@ -37,16 +37,16 @@ def loaded(
             model, draft, verify=verify, lossy=lossy, policy=policy, weights=weights, kv_cache=kv_cache, cache_tokens=cache_tokens
         )
         if talks:
-            # what reads one takes a while to import, and nobody waits for an answer yet
+            # imports the template engine, which takes a while, before anyone waits for an answer
             llm.tokenizer.check_chat_template()
     raise_again()
-    # what torch and transformers left behind stays for good: the collector need not look through it at every turn
+    # objects of torch and transformers live until the end: exempt them from garbage collection
     gc.freeze()
     return llm
 
 
 class Typed:
-    """Writes an answer's text as it grows."""
+    """Writes an answer's text as it is generated."""
 
     def __init__(self) -> None:
         self._shown = 0
@@ -60,7 +60,7 @@ class Typed:
 def streamed(
     steps: Iterator[Progress], show: Callable[[Progress], None] | None, enough: Callable[[], bool] | None = None
 ) -> Progress:
-    """Run an answer to its end, or until it is `enough`, showing every step; the last one."""
+    """Run an answer to its end, or until `enough` returns True, showing every step; returns the last one."""
     last = None
     try:
         for last in steps:
@@ -70,7 +70,7 @@ def streamed(
                 break
     except (PacelineError, KeyboardInterrupt):
         if last is not None and show:
-            # what is said of it, or a shell's prompt, has a line of its own
+            # so that the error message, or the shell's prompt, begins on a new line
             out.file.write("\n")
             out.file.flush()
         raise

@@ -1,4 +1,4 @@
-"""Every command. A new one: a function in a file of its own, and a line here."""
+"""All commands. A new one is a function in its own file, and a line here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`paceline bench`: what drafts gain, measured; and the group of measurements, of which that is the default."""
+"""`paceline bench`: measures the gain of drafts; also the command group of all measurements, with this as its default."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def bench_drafts(
         writable(out_dir)
         check_place(*_planned(settings), out_dir)
     record = run(settings, watched(err, quiet=as_json))
-    # first, since whoever reads the tables may have left
+    # first, since printing fails if the reader of a pipe has left
     file = written(record, out_dir) if out_dir is not None else None
     if as_json:
         tell_json(record)
@@ -100,7 +100,7 @@ def bench_drafts(
 
 
 def _planned(settings: Settings) -> tuple[dict[str, Any], list[str]]:
-    """What is known of a record before it is made, and the formats that its weights may be held in."""
+    """The part of a record that is known before the run, and the possible formats of its weights."""
     from paceline.bench.mode import PLAIN_MODE, modes_of
     from paceline.models.base import DTYPES
     from paceline.models.checkpoint import name_of
@@ -123,7 +123,7 @@ def _planned(settings: Settings) -> tuple[dict[str, Any], list[str]]:
         "failed": {},
         "not_installed": settings.absent,
     }
-    # unless they are named, they are held as stored, in a format that only the loaded model tells
+    # without --weights they are held as stored, in a format that is known only once the model is loaded
     formats = [settings.weights] if settings.weights is not None else [*DTYPES]
     narrowed = f", keys and values {settings.kv_cache}" if settings.kv_cache else ""
     return planned, [form + narrowed for form in formats]

@@ -1,4 +1,4 @@
-"""`paceline bench serve`: load on a server, measured from outside."""
+"""`paceline bench serve`: measures a server under load from outside."""
 
 from __future__ import annotations
 

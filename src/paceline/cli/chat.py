@@ -37,10 +37,10 @@ from paceline.cli.options import (
 from paceline.cli.terminal import err, fail, need_output, out
 
 _LONGEST = 1 << 24
-"""Characters of a line that are read at once: what has no end, such as a device, is not read on and on."""
+"""Most characters read as one line, since a device may have no end."""
 _KEPT_SHARE = 0.6
-"""Of the context, what a conversation that has become too long is cut down to: what is left of it is read anew, and goes on for
-some turns before it is cut again."""
+"""Share of the context to which a conversation that is too long is cut. The rest must be prefilled again, so it is cut far enough
+to last for some turns."""
 
 
 def chat(
@@ -83,13 +83,13 @@ def chat(
         stop=tuple(stop or ()),
     )
     llm = loaded(model, draft, verify, lossy, policy, weights, kv_cache, cache_tokens, talks=True)
-    # before anybody has said anything
+    # before the first message is typed
     llm.check_exactness(params)
     system_messages = [] if system is None else [{"role": "system", "content": system}]
     messages = list(system_messages)
     is_typed = sys.stdin.isatty()
     if is_typed:
-        # lines of any length that can be edited; not every system has it
+        # makes lines of any length editable; not available on every system
         with suppress(ImportError):
             import readline  # noqa: F401
     while True:
@@ -108,7 +108,7 @@ def chat(
         ids = llm.tokenizer.chat(kept)
         most = longest - room
         while len(kept) > len(system_messages) + 1 and len(ids) > most:
-            # the oldest exchanges make room for the newest and its answer
+            # drop the oldest exchanges to make room for the newest message and its answer
             del kept[len(system_messages) : len(system_messages) + 2]
             ids, most = llm.tokenizer.chat(kept), min(most, int(_KEPT_SHARE * longest))
         if len(ids) >= longest:
@@ -120,14 +120,15 @@ def chat(
         out.file.write("\n")
         line = summary(completion, llm.draft_name, perf_counter() - began)
         err.print(line, style="dim", highlight=False, soft_wrap=True)
-        # a question that was taken back before anything was said to it
+        # forget a message that was interrupted before any answer
         if completion.text or not asked.is_set():
             messages = [*kept, {"role": "assistant", "content": completion.text}]
 
 
 @contextmanager
 def _interrupted(is_typed: bool) -> Iterator[Event]:
-    """Set by Ctrl-C, so that an answer ends behind a step; a second one does not wait. Where nobody types it ends all at once."""
+    """An event set by Ctrl-C, so that an answer ends after a step; a second Ctrl-C does not wait. If input is not typed, Ctrl-C
+    ends the program at once."""
     asked = Event()
 
     def note(*_: object) -> None:

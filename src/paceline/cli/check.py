@@ -29,7 +29,7 @@ from paceline.cli.options import (
 from paceline.cli.terminal import err, fail, out, tell_json
 
 _LARGEST_BYTES = 64 << 20
-"""Of a file of prompts: what has no end, such as a device, is not read on and on."""
+"""Largest file of prompts; bounded, since a device may have no end."""
 
 if TYPE_CHECKING:
     from paceline.engine.check import Row
@@ -94,7 +94,7 @@ def _read_prompts(path: Path) -> list[str]:
             read = file.read(_LARGEST_BYTES + 1)
         if len(read) > _LARGEST_BYTES:
             fail(f"{path} is larger than {_LARGEST_BYTES >> 20} MiB")
-        # not splitlines(): JSON strings may hold U+2028 and its like
+        # not splitlines(): JSON strings may contain U+2028 and similar characters
         lines = [line.removesuffix("\r") for line in read.decode("utf-8-sig").split("\n") if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
         fail(f"cannot read {path}: {getattr(error, 'strerror', None) or 'it is not UTF-8 text'}")
@@ -104,7 +104,7 @@ def _read_prompts(path: Path) -> list[str]:
 
 
 def _prompt_of(line: str, place: str) -> str:
-    """A line as it is, or what a JSON object has as its `prompt`, or as the first of its `turns`, as in files of `bench`."""
+    """A line as it is, or if it is a JSON object, as in files of `bench`, its `prompt` or the first of its `turns`."""
     if not line.lstrip().startswith("{"):
         return line
     try:

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from paceline.params import SamplingParams
 
 _LARGEST_BYTES = 16 << 20
-"""Prompts are read up to this size, more than any context holds: what has no end, such as a device, is not read on and on."""
+"""Largest prompt, more than any context holds; bounded, since a device may have no end."""
 
 
 def generate(
@@ -126,7 +126,7 @@ def _prompt(prompt: str, file: Path | None) -> str:
         except OSError as error:
             fail(f"cannot read '{file}': {error.strerror}")
     if prompt == "-":
-        # closed by whoever started this
+        # the parent process may have closed it
         if sys.stdin is None:
             fail("cannot read the prompt: standard input is closed")
         try:
@@ -139,7 +139,7 @@ def _prompt(prompt: str, file: Path | None) -> str:
 
 
 def _text(stream: BinaryIO, name: str) -> str:
-    """All of a stream, but for the line break at its end: editors and `echo` put one there that nobody means."""
+    """All of a stream without the line break at its end, which editors and `echo` add."""
     read = stream.read(_LARGEST_BYTES + 1)
     if len(read) > _LARGEST_BYTES:
         fail(f"{name} is larger than the {_LARGEST_BYTES >> 20} MiB that a prompt may have")

@@ -1,4 +1,4 @@
-"""A group of commands that is a command itself: `paceline bench MODEL` beside `paceline bench serve`."""
+"""A command group that is also a command: `paceline bench MODEL` as well as `paceline bench serve`."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from paceline.cli.terminal import fail
 
 
 class DefaultGroup(TyperGroup):
-    """Runs its callback, whose options and arguments are those of a command, unless the first word is a command of the group.
+    """Runs its callback, with the options and arguments of a command, unless the first word is a command of the group.
 
-    A word that is nearly one is refused, unless it is there as a file or a folder: a model of such a name would be looked for on
-    the Hub.
+    A first word similar to a command is refused, unless a file or folder has that name: it would be searched for on the Hub as a
+    model.
     """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if args and args[0] in self.commands:
-            # the command reads what follows its name, in `invoke`
+            # the command parses the words after its name, in `invoke`
             super().parse_args(ctx, [])
             ctx.args = list(args)
             return ctx.args
@@ -36,6 +36,6 @@ class DefaultGroup(TyperGroup):
         name, *rest = ctx.args
         ctx.invoked_subcommand = name
         command = self.commands[name]
-        # as a child of the group's parent, so that its usage does not show the arguments that only the group has
+        # as a child of the group's parent, so that its usage does not show the group's own arguments
         with ctx, command.make_context(f"{ctx.info_name} {name}", rest, parent=ctx.parent) as inner:
             return command.invoke(inner)

@@ -1,4 +1,4 @@
-"""`paceline methods` and `paceline models`: what there is to choose from."""
+"""`paceline methods` and `paceline models`: lists of methods and embedded models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Options that several commands share, and the sampling parameters made of them."""
+"""Options that several commands share, and the sampling parameters made from them."""
 
 from __future__ import annotations
 
@@ -68,16 +68,16 @@ Seed = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on one line.")]
 _SHOWN_CHARACTERS = 80
-"""Of what is refused: a text may be as long as a line of commands."""
+"""Most characters of a refused value that are shown."""
 
 
 def path_option(flag: str, text: str, panel: str | None = None) -> Any:
-    """An option that names a file or a folder; its `~` is a home. text: of its help."""
+    """An option that names a file or a folder; `~` is expanded. text: help text."""
 
     def named(path: str) -> Path:
         from paceline.machine import expanded
 
-        # as of a variable that is not set: it would be the folder in which the command is called
+        # may come from an unset shell variable; Path("") would be the current folder
         if not path:
             fail(f"{flag} is an empty text: name a file or a folder")
         try:
@@ -89,7 +89,7 @@ def path_option(flag: str, text: str, panel: str | None = None) -> Any:
 
 
 def sampling_params(**fields: Any) -> SamplingParams:
-    """What the options say; refuses by the name of the option."""
+    """Sampling parameters from options; errors name the option."""
     from pydantic import ValidationError
 
     from paceline.params import SamplingParams

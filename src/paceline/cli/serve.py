@@ -25,9 +25,9 @@ def _option(name: str, text: str, panel: str) -> Any:
 
 
 class _Default:
-    """What help writes for a setting, and None to whoever calls: not given, so variables and the file have the word.
+    """A default that help shows as the setting's own, while the command gets None (not given), so variables and the file decide.
 
-    Read when help is written and not before: settings need pydantic, which takes as long to import as the whole command line.
+    The setting is read only when help is shown: settings need pydantic, which takes as long to import as the whole command line.
     """
 
     def __init__(self, setting: str) -> None:
@@ -38,15 +38,15 @@ class _Default:
     def __str__(self) -> str:
         from paceline.serve.settings import Settings
 
-        # a flag that is repeated is not the field that it fills; that is empty by default
+        # a repeatable flag has another name than its field, which is empty by default
         field = Settings.model_fields.get(self._setting)
         default = field.default if field is not None else None
-        # what None or nothing means is told by the option's own text
+        # the option's help text explains None and the empty string
         return "" if default in (None, "") else f"{default:g}" if isinstance(default, float) else str(default)
 
 
 def _with_defaults(command: Any) -> Any:
-    """Have help show the defaults of `Settings` where the signature says None."""
+    """Make help show the defaults of `Settings` for parameters with the default None."""
     original = signature(command, eval_str=True)
     parameters = [
         one.replace(default=_Default(name)) if one.default is None else one for name, one in original.parameters.items()
@@ -159,5 +159,5 @@ def serve(
 
 
 def _is_set(value: Any) -> bool:
-    """A flag that was not given leaves the word to variables and the file; 0 is a value."""
+    """Whether a flag was given; otherwise variables and the file decide. 0 is a value."""
     return value is not None and value is not False and value != []

@@ -1,4 +1,4 @@
-"""Where commands write, and how they refuse."""
+"""Output of commands, and their error messages."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rich.console import Console
 
 from paceline.version import __version__
 
-# names are names, whatever they look like to what prints them
+# markup=False: rich must not interpret brackets in names
 out, err = Console(markup=False), Console(stderr=True, markup=False)
 
 
@@ -36,28 +36,28 @@ def tell(
 
 
 def need_output() -> None:
-    """Refuse to do what is of no use to anybody where standard output is closed."""
+    """Fail if standard output is closed, for commands that are useless without it."""
     if sys.stdout is None:
         fail("the output cannot be written: standard output is closed")
 
 
 def tell_json(value: Any) -> None:
-    """One line on stdout, in characters that it has."""
+    """Print one line of JSON on stdout; ASCII unless its encoding is a UTF."""
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     print(json.dumps(value, ensure_ascii=not encoding.lower().startswith("utf")))
 
 
 def fail(message: str) -> NoReturn:
-    """One sentence on stderr and exit code 2."""
+    """Print one sentence on stderr and exit with code 2."""
     say(message)
     raise typer.Exit(2)
 
 
 def say(message: str) -> None:
-    """One sentence on stderr, if there is anybody to read it. What is quoted in it may hold line breaks and other signs that a
-    terminal would follow: they are written as in Python."""
+    """Print one sentence on stderr, if it is open. Control characters in quoted text, which a terminal would interpret, are
+    written as Python escapes."""
     shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in message)
-    # closed, or a disk or a pipe that takes no more: the exit code says that something is wrong
+    # stderr may be closed or full; the exit code still shows the error
     with suppress(OSError, AttributeError):
         sys.stderr.write(f"paceline: {shown}\n")
         sys.stderr.flush()

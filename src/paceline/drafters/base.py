@@ -22,10 +22,10 @@ from paceline.tree import DraftTree, Proposal
 @dataclass(frozen=True)
 class Surroundings:
     """What a drafter may be built from: the target, its tokenizer, a way to load another checkpoint, and what the verifier
-    wants of it: the kinds of proposal it prefers, best first, and whether it needs the drafter's own distributions.
+    needs: the kinds of proposal it prefers, best first, and whether it needs the drafter's own distributions.
 
-    load: of a path, and, behind it, of a format of weights where not the checkpoint's own is wanted.
-    deepest: as the policy has it."""
+    load: takes a path and, optionally, a weight format other than the checkpoint's own.
+    deepest: `Policy.deepest`."""
 
     target: LanguageModel
     tokenizer: Tokenizer
@@ -36,17 +36,17 @@ class Surroundings:
 
 
 class Drafter(ABC):
-    """name: as the spec says it. kinds: how its tokens may be chosen. taps: layers of the target it needs to see.
+    """name: as in the spec. kinds: how its tokens may be chosen. taps: layers of the target whose hidden states it needs.
 
-    budget: what it wants per step when no policy knows better. branching: the least a target must be able to do for it; its
-    trees are cut to their first chain where the target does no more. trees_by: the option that asks for trees, as a spec says it
-    ("width=4"), or "" where nobody asked: such a draft is refused at load rather than cut. costly: whether drafting takes time
-    beside a forward. drafts_whole: whether a costly draft takes the time of all levels that it may have. ends_early: whether it
-    heeds its budget's rule of stopping, and so may be granted all levels. amateur: whether it shows its own distributions at
-    every node where `Surroundings.amateur` asks for them. watches: whether it learns from requests that it does not draft for.
-    refers: whether it drafts from the reference that a request brings. read_texts: a number below 2^63 that tells apart the
-    texts it was built from, 0 where it was built from none (`noise.told_apart`). known_tokens: it drafts only behind texts of
-    token ids below this.
+    budget: the most it drafts per step; a policy may grant less. branching: the least that it needs of a target; its trees are
+    cut to their first chain where the target can do no more. trees_by: the option with which the user asked for trees, as in a
+    spec ("width=4"), or "" for none: trees asked for are refused at load rather than cut. costly: whether drafting takes time
+    that counts beside a forward. drafts_whole: whether a costly draft takes the time of all levels granted, wherever it ends.
+    ends_early: whether it follows its budget's stopping rule, and so may be granted all levels. amateur: whether it records its
+    own distributions at every node where `Surroundings.amateur` asks for them. watches: whether it learns from requests that it
+    does not draft for. refers: whether it drafts from a request's own reference. read_texts: a hash below 2^63 of the texts it
+    was built from, 0 where it was built from none (`noise.told_apart`). known_tokens: it drafts only behind texts of token ids
+    below this.
     """
 
     name: str
@@ -66,26 +66,26 @@ class Drafter(ABC):
 
     @property
     def measured_as(self) -> str:
-        """What of it decides how long it takes, beside its budget; asked of costly ones."""
+        """Identifies, for costly drafters, all that its drafting time depends on beside its budget."""
         return self.name
 
     @property
     def info(self) -> DrafterInfo:
-        """Itself as a policy sees it."""
+        """The drafter as a policy sees it."""
         return DrafterInfo(self.name, self.budget, self.costly, self.refers, self.ends_early and not self.drafts_whole)
 
     @property
     def parts(self) -> tuple[Drafter, ...]:
-        """The drafters that are asked one after another, each knowing what its predecessors proposed; itself alone."""
+        """The drafters that propose one after another; here only the drafter itself."""
         return (self,)
 
     @property
     def suits_all(self) -> bool:
-        """Whether it could propose something for any sequence, so that `suits` need not be asked for each."""
+        """Whether it could propose something for any sequence, so that `suits` need not be called for each."""
         return type(self).suits is Drafter.suits
 
     def suits(self, sequence: Sequence) -> bool:
-        """Whether it could propose anything for this sequence in this step; one that could not is not asked."""
+        """Whether it could propose anything for this sequence in this step; else `propose` is not called for it."""
         return True
 
     @abstractmethod
@@ -93,36 +93,36 @@ class Drafter(ABC):
         """One tree per sequence within its budget, rooted at its last committed token; the root alone is always allowed."""
 
     def observe(self, sequences: Many[Sequence], trees: Many[DraftTree], verdicts: Many[Verdict], scores: Scores) -> None:
-        """See what came of the trees that the target saw; the tokens are committed already.
+        """Learn from the verdicts on the trees that the target saw; the tokens are committed already.
 
-        They may have been merged with others' and trimmed: nodes of one's own are those whose source is one's name.
+        The trees may have been merged with other drafters' and trimmed: a drafter's own nodes have its name as their source.
         """
 
     def truncate(self, key: int, length: int) -> None:
         """Forget what was learnt from tokens at and behind `length`."""
 
     def fork(self, key: int, new_key: int, length: int | None = None) -> None:
-        """Give `new_key` the state of `key`, of its first `length` tokens or, where less is no less work, of all: then it is
-        truncated. A drafter that rebuilds its state may ignore it."""
+        """Give `new_key` the state of `key`, for its first `length` tokens or, where that saves no work, for all: it is
+        truncated afterwards. A drafter that rebuilds its state may ignore it."""
 
     def move(self, key: int, new_key: int, length: int) -> None:
-        """The same, and forget `key`."""
+        """As `fork`, then forget `key`."""
         self.fork(key, new_key, length)
         self.release(key)
 
     def settle(self, key: int) -> None:
-        """A sequence ended and is kept for others to go on from: nothing but `fork`, `move` and `release` will be asked of its
-        state."""
+        """A sequence ended and is kept as a prefix for others: from now on only `fork`, `move` and `release` are called for
+        it."""
 
     def release(self, key: int) -> None:
         """Forget a sequence; a no-op for one never seen."""
 
     def forget(self) -> None:
-        """Forget what was learnt from the texts of all requests so far; a no-op for what learns from one at a time."""
+        """Forget what was learnt from the texts of all requests so far; a no-op for drafters that learn from one at a time."""
 
     @property
     def sequence_bytes(self) -> int:
-        """Bytes of what is kept by sequence, which `release` gives back."""
+        """Bytes of the state kept per sequence, over all sequences; `release` frees them."""
         return 0
 
     @property
@@ -135,7 +135,7 @@ State = TypeVar("State")
 
 
 class StatefulDrafter(Drafter, Generic[State]):
-    """A drafter that looks at one sequence at a time and keeps a state for each, which its tokens alone can make anew."""
+    """A drafter that handles one sequence at a time and keeps a state for each, which can be rebuilt from its tokens alone."""
 
     def __init__(self) -> None:
         self._states: dict[int, State] = {}
@@ -159,7 +159,7 @@ class StatefulDrafter(Drafter, Generic[State]):
         return state
 
     def truncate(self, key: int, length: int) -> None:
-        # away meanwhile: whoever is interrupted here begins anew
+        # removed meanwhile: after an interrupt here the state is rebuilt
         state = self._states.pop(key, None)
         if state is not None and self._cut(state, length):
             self._states[key] = state
@@ -167,7 +167,7 @@ class StatefulDrafter(Drafter, Generic[State]):
             self.release(key)
 
     def _cut(self, state: State, length: int) -> bool:
-        """Make a state what the first `length` tokens would have made; False where it is to be begun anew from them."""
+        """Cut a state back to that of the first `length` tokens; False where it has to be rebuilt from them."""
         return False
 
     def settle(self, key: int) -> None:
@@ -182,7 +182,7 @@ class StatefulDrafter(Drafter, Generic[State]):
         return sum(self._bytes_of(state) for state in self._states.values())
 
     def _bytes_of(self, state: Any) -> int:
-        """What one state takes; a state that does not say so needs another answer."""
+        """Bytes of one state; overridden where a state has no `held_bytes`."""
         return state.held_bytes
 
 

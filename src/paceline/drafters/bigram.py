@@ -43,9 +43,9 @@ class Options(BaseModel):
 
 
 _UNSEEN = 1.0
-"""Observations that tokens never seen behind another count for, all together; their shares are those they have anywhere."""
+"""Observations that all tokens never seen behind another count for together, divided by how common each is in the text."""
 _WORTH = 0.05
-"""A node is drafted if it is held to come true, its ancestors included, at least so often."""
+"""A node is drafted if it is right, its ancestors included, with at least this probability."""
 
 
 class _Text:
@@ -62,13 +62,13 @@ class _Text:
                 self._pairs.add(tokens[at - 1], tokens[at])
 
     def cut(self, length: int) -> bool:
-        """Be as if only so many tokens had been counted; False where it has to be counted anew."""
+        """Remove all but the first `length` tokens from the counts; False where the text has to be counted anew."""
         behind = max(self._singles.total(0) - length, 0)
-        # the first token makes no pair: there are fewer of them than tokens, and not as many to take back where nothing is left
+        # the first token makes no pair: where no token is left there is one pair too few to take back, and False is returned
         return self._singles.take_back(behind) and self._pairs.take_back(behind)
 
     def successors(self, token: int, width: int) -> list[tuple[int, float]]:
-        """Up to `width` tokens that may follow, and how likely each is held."""
+        """Up to `width` tokens that may follow, each with its probability."""
         total = self._pairs.total(token) + _UNSEEN
         found = {follower: count / total for follower, count in self._pairs.best(token)}
         if len(found) < width:
@@ -83,7 +83,7 @@ class _Text:
 
 
 class BigramDrafter(StatefulDrafter[_Text]):
-    """shared: the counts of a file; None for every request's own."""
+    """shared: the counts of a file; None to count every request's own text."""
 
     name = "bigram"
     kinds = frozenset({Proposal.POINT})
@@ -101,7 +101,7 @@ class BigramDrafter(StatefulDrafter[_Text]):
         )
 
     def _grown(self, sequence: Sequence) -> _Text:
-        """The counts of this request's text, all of it taken in."""
+        """The counts of all of this request's text."""
         text = self._state(sequence)
         text.grow(sequence.tokens)
         return text

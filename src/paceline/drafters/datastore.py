@@ -50,11 +50,11 @@ class Options(BaseModel):
 
 
 _FINGERPRINTED = 2**16
-"""Tokens at either end by which one datastore is told from another."""
+"""Tokens at either end of a datastore that its hash covers."""
 
 
 class DatastoreDrafter(Drafter):
-    """Keeps nothing of a sequence. end: the token that ends a text, or -1."""
+    """Keeps no state per sequence. end: the token that ends a text, or -1."""
 
     name = "datastore"
     kinds = frozenset({Proposal.POINT})
@@ -62,7 +62,7 @@ class DatastoreDrafter(Drafter):
     def __init__(self, datastore: Datastore, end: int, vocab_size: int, options: Options) -> None:
         self.options = options
         self.budget = Budget(options.nodes, options.depth)
-        # all of it may be gigabytes
+        # the ends alone: all of it may be gigabytes
         ends = datastore.tokens[:_FINGERPRINTED], datastore.tokens[-_FINGERPRINTED:]
         self.read_texts = told_apart(*ends, (len(datastore.tokens),))
         size = 1 + 2 * options.hits * options.depth
@@ -74,7 +74,7 @@ class DatastoreDrafter(Drafter):
             "chances": np.empty((2, size)),
             "places": np.empty((2, size), np.int64),
         }
-        # before anything is timed
+        # made before anything is timed
         self._call = DRAFT.call(
             tokens=datastore.tokens, order=datastore.suffixes, shortest=options.shortest, hits=options.hits, end=end,
             vocab_size=vocab_size, draft=self._draft, held=self._held, **self._scratch,
@@ -108,6 +108,6 @@ def build(options: Options, surroundings: Surroundings) -> DatastoreDrafter:
     if datastore.header.tokenizer != surroundings.tokenizer.fingerprint:
         raise SpecError(f"the datastore in '{options.path}' was built for another tokenizer: build it anew with --model")
     target = surroundings.target
-    # a model of conversations names several, and ends its answers in that of its tokenizer
+    # a chat model has several EOS tokens, and ends its answers with its tokenizer's
     ends = surroundings.tokenizer.ends & target.eos_token_ids or target.eos_token_ids
     return DatastoreDrafter(datastore, min(ends, default=-1), target.vocab_size, options)

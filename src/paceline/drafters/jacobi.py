@@ -44,10 +44,10 @@ class Options(BaseModel):
 
 
 Guess = tuple[int, int]
-"""A token, and in how many steps on end the target has chosen it for its position; 0 for one drawn from the prompt."""
+"""A token, and in how many steps in a row the target has chosen it for its position; 0 for one drawn from the prompt."""
 
 _CONFIDENCES = (0.02, 0.1, 0.15, 0.2)
-"""How likely a guess is right that was drawn, or chosen once, twice, or more often; twice that where one was right before it."""
+"""Confidence of a guess that was drawn, or chosen once, twice, or more often; doubled where another guess is before it."""
 
 
 class JacobiDrafter(StatefulDrafter[list[Guess]]):
@@ -75,7 +75,7 @@ class JacobiDrafter(StatefulDrafter[list[Guess]]):
         for sequence, tree, verdict, logits in zip(sequences, trees, verdicts, scores.of(trees), strict=True):
             block = self._states.pop(sequence.key, [])
             if block and sequence.finish_reason is None:
-                # what is chosen for places that are committed by now is past
+                # choices for positions that are committed by now are of no use
                 emitted = len(verdict.tokens)
                 rows, known = _rows(tree, block)[emitted:], block[emitted:]
                 chosen = self._chosen(sequence, logits, rows, tuple(token for token, _ in known)) if rows else []
@@ -85,7 +85,7 @@ class JacobiDrafter(StatefulDrafter[list[Guess]]):
                 ]
 
     def _chosen(self, sequence: Sequence, logits: torch.Tensor, rows: list[int], guesses: tuple[int, ...]) -> list[int]:
-        """The target's token at each row, if the guesses before it are right; none where rows hold no numbers."""
+        """The target's token at each row, if the guesses before it are right; none where rows hold NaN."""
         if not self._coupled or sequence.plain_greedy:
             return likeliest(logits, rows)
         try:

@@ -53,7 +53,7 @@ class Options(BaseModel):
 @dataclass
 class _State:
     """columns: the window. learnt: tokens of the text whose n-grams are in the pool. probes: rows that the window has in this
-    step. ends: of each column that rides along its last row: 0 for the root, else the number of a probe from 1 on."""
+    step. ends: the last row of each column in this step: 0 for the root, else the number of a probe from 1 on."""
 
     pool: NgramPool
     columns: list[list[int]]
@@ -92,7 +92,7 @@ class LookaheadDrafter(StatefulDrafter[_State]):
                 tokens.append(column[0])
                 parents.append(first)
                 first = len(tokens) - 1
-            # the second token hangs on the first, all others on the token before
+            # the second token is a child of the first, all others of the token before
             parents += [first, *range(len(tokens), len(tokens) + len(column) - 2)][: len(column) - 1]
             tokens += column[1:]
             state.ends.append(len(tokens) - len(tree))
@@ -102,7 +102,7 @@ class LookaheadDrafter(StatefulDrafter[_State]):
         return DraftTree(tuple(tokens), tuple(parents), Proposal.POINT, {}, sources, confidences, state.probes)
 
     def _begun(self, sequence: Sequence) -> _State:
-        """A window of one level, as much wider as it takes to fill the others: the tokens up to the root."""
+        """A window of one level, wider by what it takes to fill the other levels: the last tokens up to the root."""
         wide = self.options.window + self.options.ngram - 2
         tokens = (sequence.tokens[-wide:] * wide)[:wide]
         pool = NgramPool(self.options.ngram, self.options.guesses)
@@ -115,12 +115,12 @@ class LookaheadDrafter(StatefulDrafter[_State]):
                 continue
             ends, state.ends = state.ends, []
             probes = [node for node in range(tree.candidates, len(tree)) if tree.sources[node] == self.name]
-            # a window that was trimmed moves on another time
+            # a window that was trimmed does not move in this step
             if len(probes) == state.probes:
                 self._move(state, likeliest(logits, [[0, *probes][end] for end in ends]))
 
     def _move(self, state: _State, chosen: list[int]) -> None:
-        """Every column takes one more token; one that has become an n-gram gives up its first."""
+        """Append a token to every column; a column that has become an n-gram goes into the pool and drops its first token."""
         for column, token in zip(state.columns, chosen, strict=False):
             column.append(token)
             if len(column) == self.options.ngram:
@@ -130,10 +130,10 @@ class LookaheadDrafter(StatefulDrafter[_State]):
             del state.columns[0]
 
     def _cut(self, state: _State, length: int) -> bool:
-        # the pool and the window hold guesses, of use whatever text they came from: only what is learnt next must be right. In a
-        # cascade nearly every draft is cut back
+        # the pool and the window hold guesses, useful whatever text they came from: only the place to learn from next must be
+        # right. In a cascade nearly every draft is cut back
         state.learnt = min(state.learnt, max(length - state.pool.size + 1, 0))
-        # a window that rode behind what was cut is not moved on by what is chosen elsewhere
+        # a window behind tokens that were cut must not move by choices made elsewhere
         state.ends = []
         return True
 

@@ -30,12 +30,12 @@ from paceline.union import union
 
 
 class MergedDrafter(Drafter):
-    """parts: those that take no time first, for they may make the others unnecessary; else in the order given."""
+    """parts: those that are not costly first, since they may make the others unnecessary; else in the order given."""
 
     def __init__(self, parts: Many[Drafter]) -> None:
         self._parts = tuple(sorted(_named_apart(parts), key=lambda part: part.costly))
         self.name = "+".join(part.name for part in parts)
-        # where one of them proposes, the tree is its own; what several propose is a point mass unless all choose in one way
+        # the tree of one part keeps its kind; a union is POINT unless all parts choose in the same way
         self.kinds = frozenset({Proposal.POINT}.union(*[part.kinds for part in parts]))
         self.taps = tuple(sorted({tap for part in parts for tap in part.taps}))
         self.read_texts = told_apart([part.read_texts for part in parts])
@@ -75,7 +75,7 @@ class MergedDrafter(Drafter):
             part.settle(key)
 
     def release(self, key: int) -> None:
-        # where one raises, the others let go
+        # if one raises, the others still release
         with ExitStack() as released:
             for part in self._parts:
                 released.callback(part.release, key)
@@ -94,13 +94,13 @@ class MergedDrafter(Drafter):
 
 
 def left_beside(tree: DraftTree, room: Budget) -> Budget:
-    """What is left of a room for who drafts next. Drawn trees share it: which nodes go where both together are too large would
-    depend on what was drawn, and verifiers that keep the distribution are exact only for what was settled before."""
+    """The room that is left for the next drafter. Drawn trees share one room: if both together were too large, which nodes are
+    cut would depend on what was drawn, and verifiers that keep the distribution are exact only if that is decided before."""
     return replace(room, nodes=max(room.nodes - (len(tree) - 1), 0)) if tree.kind.drawn else room
 
 
 def _named_apart(parts: Many[Drafter]) -> list[Drafter]:
-    """Two models of one spec are two sources: their nodes, and what is learnt of them, are told apart by name."""
+    """Rename parts of equal names: their nodes, and what is learnt about them, are told apart by name."""
     seen: Counter[str] = Counter()
     for part in parts:
         seen[part.name] += 1

@@ -74,12 +74,12 @@ class Options(BaseModel):
 
     @property
     def children(self) -> int:
-        """Per level of a chain, or per node of a dynamic tree."""
+        """Children per level of a chain, or per node of a dynamic tree."""
         return self.width or (_CHILDREN if self.tree == "dynamic" else 1)
 
     @property
     def trees_by(self) -> str:
-        """What of these asks for trees, as a spec says it."""
+        """The option that asks for trees, as in a spec; "" for none."""
         if self.tree != "chain":
             return f"tree={self.tree}"
         if self.samples > 1:
@@ -88,7 +88,7 @@ class Options(BaseModel):
 
     @property
     def budget(self) -> Budget:
-        """What a draft takes."""
+        """The size of a whole draft."""
         return Budget(self.depth * self.children * self.samples if self.tree == "chain" else self.nodes, self.depth)
 
 
@@ -96,7 +96,7 @@ _CHILDREN = 3
 
 
 class ModelDrafter(Drafter):
-    """kind: how tokens are chosen at a temperature. amateur: whether to show its own distribution at every node."""
+    """kind: how tokens are chosen at a temperature. amateur: whether to record its own distribution at every node."""
 
     name = "model"
     costly = True
@@ -120,7 +120,7 @@ class ModelDrafter(Drafter):
         self.drafts_whole = model.drafts_whole and self._growth.chain is not None
         self._cache = model.new_cache()
         self._cached: dict[int, list[int]] = {}
-        """What of the last drafts is in the cache."""
+        """Per sequence, the tokens of its last draft that are in the cache."""
         self._drafts: dict[int, DraftTree] = {}
 
     @property
@@ -142,7 +142,7 @@ class ModelDrafter(Drafter):
         try:
             return self._proposed(sequences, budgets)
         except BaseException:
-            # what was drafted by then is cached, and nobody would remember that it is no text
+            # tokens drafted by then are cached, and would later be taken for text
             for sequence in sequences:
                 self._keep_what_came_true(sequence)
             raise
@@ -166,7 +166,7 @@ class ModelDrafter(Drafter):
                 self._growth = replace(self._growth, shape=self._shape())
 
     def _reads(self, sequence: Sequence) -> bool:
-        """Whether this model knows every token: checkpoints of one tokenizer may round their vocabulary differently."""
+        """Whether this model knows every token: checkpoints of one tokenizer may pad their vocabulary differently."""
         if self.known_tokens >= self.vocab_size:
             return True
         return max(sequence.tokens[self._cache.length(sequence.key) :]) < self.known_tokens
@@ -175,7 +175,7 @@ class ModelDrafter(Drafter):
         """Truncate the cache to the longest prefix of the committed text; the last token is always left to feed."""
         drafted = self._cached.get(sequence.key, [])
         held = self._cache.length(sequence.key)
-        # none of them is cached any more where this was interrupted before
+        # after an interrupt of an earlier call none of them may be cached any more
         right = max(held - len(drafted), 0)
         for token in drafted:
             if right >= len(sequence.tokens) or sequence.tokens[right] != token:
@@ -192,14 +192,14 @@ class ModelDrafter(Drafter):
             self._drafts[sequence.key] = tree
 
     def truncate(self, key: int, length: int) -> None:
-        # what was only drafted goes too: nobody would remember that it never came true
+        # drafted tokens are dropped too: they would later be taken for text
         drafted = self._cached.pop(key, [])
         self._cache.truncate(key, min(length, self._cache.length(key) - len(drafted)))
 
     def fork(self, key: int, new_key: int, length: int | None = None) -> None:
         drafted = self._cached.get(key, [])
         if length is not None:
-            # what was only drafted goes, as in `truncate`
+            # drafted tokens are dropped, as in `truncate`
             length, drafted = min(length, self._cache.length(key) - len(drafted)), []
         self._cache.fork(key, new_key, length)
         self._cached[new_key] = list(drafted)
@@ -231,8 +231,8 @@ class ModelDrafter(Drafter):
 
 
 class TextDrafter(Drafter):
-    """A model whose drafts go through text (`models.retokenized`): chains of its greedy choices, as deep as they are granted: a
-    rule of stopping is of the target's tokens."""
+    """A model whose drafts go through text (`models.retokenized`): chains of its greedy choices, as deep as granted, since a
+    stopping rule applies to the target's tokens."""
 
     name = "model"
     kinds = frozenset({Proposal.POINT})
@@ -272,12 +272,12 @@ class TextDrafter(Drafter):
 
 
 _ENOUGH = 0.1
-"""Of the smaller vocabulary: with less in common token by token, nearly nothing could be drafted."""
+"""Least share of the smaller vocabulary that both must have: with less, nearly nothing could be drafted by token."""
 
 
 def _embedded(surroundings: Surroundings) -> str:
-    """The checkpoint of the draft that is shipped for the target."""
-    # a target's tokenizer lies in its own folder
+    """The checkpoint of the draft model that is embedded for the target."""
+    # a target's tokenizer is in the target's folder
     path = draft_of(surroundings.tokenizer.path)
     if path is None:
         raise SpecError(f"'model' needs path: no draft is embedded for '{surroundings.target.name}', so name one as model:PATH")

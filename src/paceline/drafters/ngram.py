@@ -61,13 +61,13 @@ class NgramDrafter(StatefulDrafter[NgramIndex]):
         super().__init__()
         self.options = options
         self.budget = Budget(nodes=options.nodes, depth=min(options.depth, options.nodes))
-        # before anything is timed
+        # compiled before anything is timed
         ready(KERNELS)
         self._look_up = ContinuationLookup(options.nodes)
 
     def _one(self, sequence: Sequence, budget: Budget) -> DraftTree:
         budget, key = budget.within(self.budget), sequence.key
-        # whoever is interrupted while tables grow begins anew: they and the size would not agree
+        # removed meanwhile: after an interrupt while tables grow, they would not agree with the size
         text = self._states.pop(key, None) or self._begun(sequence)
         found = self._look_up(text, sequence.tokens, budget.nodes, budget.depth, budget.floor, self.options.matches)
         self._states[key] = text
@@ -81,7 +81,7 @@ class NgramDrafter(StatefulDrafter[NgramIndex]):
         return True
 
     def fork(self, key: int, new_key: int, length: int | None = None) -> None:
-        # of a beginning that is short beside the text all is taken in again sooner than it is copied and cut back
+        # where less than half is wanted, indexing it anew takes less time than copying all and cutting it back
         if key in self._states and (length is None or 2 * length >= self._states[key].size):
             self._states[new_key] = self._states[key].copy()
 

@@ -46,30 +46,30 @@ class Options(BaseModel):
 
 
 _MOST_TOKENS = 2**17
-"""Tokens that all tables together have room for; then the table used longest ago is dropped, but none of this step's."""
+"""Tokens that all tables together may have room for; beyond, the least recently used is dropped, but none of this step's."""
 _FIRST_TOKENS = 256
-"""Room of a table as it begins."""
+"""Initial room of a table, in tokens."""
 _UNASKED = 4
-"""While nobody is asked for a draft, as where drafts are seldom worth it, one step in so many is noted: on a small model to note
-one takes a fifth of its time."""
+"""While no drafts are asked for, as where they are seldom worth it, one step in so many is recorded: on a small model recording
+takes a fifth of a step's time."""
 
 
 def _acceptance(successors: int) -> list[float]:
-    """How often the first, second, ... of a token's successors comes true, before any did; as measured on the embedded model,
+    """How often the first, second, ... of a token's successors is right, before any observation; measured on the embedded model,
     greedy."""
     return [0.6, *(0.07 / rank for rank in range(1, successors))]
 
 
 class _Table:
-    """rows: token -> its row among the successors of every token seen."""
+    """rows: token -> its row in `successors`, for every token seen."""
 
     def __init__(self, successors: int) -> None:
         self.rows: dict[int, int] = {}
         self.successors = Successors(_FIRST_TOKENS, successors)
 
     def take(self, seen: list[int], logits: torch.Tensor) -> None:
-        """Note what follows each of `seen`; where a token was seen twice the later row counts. logits: float32 [n, V]."""
-        # room first: a row that is named and not there would fail whoever asks for it
+        """Record what follows each of `seen`; where a token was seen twice the later row counts. logits: float32 [n, V]."""
+        # room first: after an interrupt, `rows` must not name a row that does not exist
         self.successors.grow(len(self.rows) + len({token for token in seen if token not in self.rows}))
         self.successors.note(logits, [self.rows.setdefault(token, len(self.rows)) for token in seen])
 
@@ -87,15 +87,15 @@ class RecycleDrafter(Drafter):
         self.budget = Budget(options.nodes, options.depth)
         self._begin()
         self._drafts: dict[int, DraftTree] = {}
-        """What is drafted in this step, by request."""
+        """The drafts of this step, by request."""
         self._unasked = 0
-        """Steps since it was asked for a draft."""
+        """Steps since a draft was last asked for."""
         self._tables: OrderedDict[str, _Table] = OrderedDict()
-        # before anything is timed
+        # compiled before anything is timed
         ready((RECORD_TOP_K,))
 
     def _begin(self) -> None:
-        """Take every rank to come true as often as usual."""
+        """Reset the acceptance of every rank to its initial value."""
         self._ranks = Ranks(_acceptance(self._successors))
         self._reshape()
 
@@ -152,13 +152,13 @@ class RecycleDrafter(Drafter):
             self._drop_oldest(len(tenants))
 
     def _drop_oldest(self, kept: int) -> None:
-        """Drop the tables used longest ago, where all are too large together, but for the last `kept`."""
+        """Drop the least recently used tables while all together are too large, but never the last `kept`."""
         room = sum(len(table.successors.tokens) for table in self._tables.values())
         while room > _MOST_TOKENS and len(self._tables) > kept:
             room -= len(self._tables.popitem(last=False)[1].successors.tokens)
 
     def _table(self, tenant: str) -> _Table:
-        """The table of a tenant, which is now the one used last."""
+        """The table of a tenant, marked as the most recently used."""
         table = self._tables.get(tenant)
         if table is None:
             table = self._tables[tenant] = _Table(self._successors)

@@ -45,33 +45,33 @@ class Options(BaseModel):
 
 
 _STATE_BYTES = 400
-"""Of one alignment, beside its index."""
+"""Of one alignment, its index not included."""
 
 
 class _Pointer:
-    """now: how far a text has come in its reference. An earlier length is kept beside it, since what was taken in cannot be taken
-    back: a text that is cut back is read on from there, and where it was cut is kept from then on. A text that is cut back time
-    and again, and grows, as drafts in a cascade do, is so read twice at most, but for what was cut."""
+    """now: the alignment of a text with its reference. Reading tokens cannot be undone, so a copy from an earlier length is kept:
+    after a cut, reading goes on from the copy, which then moves up to the cut. So a text that is cut and grows again and again,
+    as drafts in a cascade are, is read at most twice, apart from what was cut."""
 
     def __init__(self, begun: Alignment) -> None:
         self.now = begun
         self._kept: Alignment | None = None
         self._length = begun.seen
-        """Tokens of the text that are known to be as they were when taken in; more than `now` has seen behind a cut."""
+        """Tokens of the text that are unchanged since they were read; after a cut, more than `now` has seen."""
 
     def follow(self, text: Many[int]) -> None:
-        """Take in what the text has grown by."""
+        """Read what the text has grown by."""
         if self._kept is not None and self.now.seen < self._length:
             self._kept.follow(text, self._length)
             self.now = copy(self._kept)
         self.now.follow(text)
         self._length = len(text)
         if self._kept is None:
-            # most of it may have been there before anything was drafted
+            # most of the text may have been there before the first draft
             self._kept = copy(self.now)
 
     def cut(self, length: int) -> bool:
-        """Go back to so many tokens of the text; False where nothing earlier is kept."""
+        """Go back to the first `length` tokens of the text; False where the copy has seen more."""
         if length < self._length:
             if self._kept is None or self._kept.seen > length:
                 return False
@@ -80,7 +80,7 @@ class _Pointer:
 
 
 class ReferenceDrafter(StatefulDrafter[_Pointer]):
-    """shared: what requests without a reference of their own follow; None for their prompt, if `options.prompt` says so."""
+    """shared: the reference of requests that have none of their own; None for their prompt, if `options.prompt` is set."""
 
     name = "reference"
     kinds = frozenset({Proposal.POINT})

@@ -51,11 +51,11 @@ class Options(BaseModel):
 
 
 _LEAD = 8
-"""Tokens of a prompt's end kept with its answer: what an answer begins with is found by them."""
+"""Last tokens of a prompt that are kept with its answer: the answer's beginning is found by them."""
 
 
 class _Past:
-    """What one tenant was answered of late, at most `limit` tokens, in two generations of automata."""
+    """One tenant's latest answers, at most `limit` tokens, in two generations of automata."""
 
     def __init__(self, limit: int) -> None:
         self._half = limit // 2
@@ -86,7 +86,7 @@ class SuffixDrafter(StatefulDrafter[SuffixAutomaton]):
         self.options = options
         self.budget = Budget(options.nodes, options.depth)
         self._past: OrderedDict[str, _Past] = OrderedDict()
-        # before anything is timed
+        # compiled before anything is timed
         ready(KERNELS)
 
     def _one(self, sequence: Sequence, budget: Budget) -> DraftTree:
@@ -97,7 +97,7 @@ class SuffixDrafter(StatefulDrafter[SuffixAutomaton]):
         past = self._past.get(sequence.tenant)
         if past is not None:
             context = sequence.tokens[-LONGEST_MATCH:]
-            # the request's own text wins where both expect as much
+            # the request's own text wins where scores are equal
             best = max(
                 best, *(generation.draft(bounds, context) for generation in past.generations), key=lambda found: found.score
             )
@@ -113,7 +113,7 @@ class SuffixDrafter(StatefulDrafter[SuffixAutomaton]):
                 self._remember(sequence)
 
     def _remember(self, sequence: Sequence) -> None:
-        """Keep an answer that ended for its tenant; the tenant answered longest ago makes room for a new one."""
+        """Keep a finished answer for its tenant; for a new tenant, the one answered longest ago is dropped."""
         past = self._past.pop(sequence.tenant, None) or _Past(self.options.past)
         if len(self._past) == self.options.tenants:
             self._past.popitem(last=False)
@@ -121,7 +121,7 @@ class SuffixDrafter(StatefulDrafter[SuffixAutomaton]):
         past.add(sequence.tokens[max(len(sequence.prompt) - _LEAD, 0) :])
 
     def _cut(self, state: SuffixAutomaton, length: int) -> bool:
-        # an automaton cannot be cut back: it is grown anew from the tokens when next asked
+        # an automaton cannot be cut back: it is rebuilt from the tokens at the next draft
         return state.tokens <= length
 
     def _begun(self, sequence: Sequence) -> SuffixAutomaton:

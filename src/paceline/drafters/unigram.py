@@ -38,11 +38,11 @@ class Options(BaseModel):
 
 
 _UNSEEN = 8.0
-"""Observations that tokens never seen count for, all together."""
+"""Observations that all tokens never seen count for together."""
 
 
 class UnigramDrafter(StatefulDrafter[Counts]):
-    """shared: the counts of a file; None for every request's own."""
+    """shared: the counts of a file; None to count every request's own text."""
 
     name = "unigram"
     kinds = frozenset({Proposal.POINT})
@@ -60,7 +60,7 @@ class UnigramDrafter(StatefulDrafter[Counts]):
         return likeliest(sequence.root, lambda token: found, self.name, budget.within(self.budget))
 
     def _grown(self, sequence: Sequence) -> Counts:
-        """The counts of this request's text, all of it taken in."""
+        """The counts of all of this request's text."""
         counts = self._state(sequence)
         for token in sequence.tokens[counts.total(0) :]:
             counts.add(0, token)

@@ -1,1 +1,1 @@
-"""The engine: the only place that knows about many requests over time."""
+"""The engine: the only package that handles many requests over time."""

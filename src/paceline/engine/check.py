@@ -21,13 +21,13 @@ from paceline.sequence import Sequence
 from paceline.verifiers.base import Exactness
 
 NEAR_TIE = 1e-5
-"""On the transformers backend the rows of a forward may differ in the last bits by its shape; a smaller gap is such a tie."""
+"""On the transformers backend a row's last bits may depend on the shape of its forward; a smaller gap counts as a near tie."""
 
 
 @dataclass(frozen=True)
 class Divergence:
-    """Where two runs part: index among the generated tokens, both tokens (-1: that run had ended), and how far apart the
-    target held them (noised scores where sampled)."""
+    """Where two runs diverge: index among the generated tokens, both tokens (-1: that run had ended), and the gap between
+    their scores (noised where sampled)."""
 
     position: int
     plain: int
@@ -54,8 +54,8 @@ Row = Comparison | Draws
 
 
 def examine(llm: LLM, draft: str, prompts: Many[Prompt], settings: Many[SamplingParams]) -> Iterator[Row]:
-    """Check under each of these parameters in the form that the verifier of `llm` calls for there. Raises RequestError, before a
-    token is decoded, where the verifier is lossy and that was not asked for, and where a prompt cannot be served."""
+    """Check each of these parameters by the test that suits what the verifier of `llm` keeps there. Raises RequestError, before a
+    token is decoded, where the verifier is lossy and that was not allowed, and where a prompt cannot be served."""
     forms = [llm.check_exactness(params) for params in settings]
     for params in settings:
         _check_prompts(llm, prompts, params)
@@ -110,14 +110,14 @@ def _divergence(
 
 
 def law_of(rows: Many[Row]) -> Fit | None:
-    """How what was drawn fits the target's law; None where only texts were compared."""
+    """How well the drawn tokens fit the target's law; None where only texts were compared."""
     drawn = [row for row in rows if isinstance(row, Draws)]
     return fit(drawn) if drawn else None
 
 
 def small_fits(llm: LLM) -> Iterator[SmallFit]:
-    """Put a verifier of somebody's own to drafts of which everything is known, kind by kind. For those of the package its tests
-    enumerate them all."""
+    """Test a user's own verifier, kind by kind, on drafts whose law is known exactly. For the package's verifiers, unit tests
+    enumerate all outcomes."""
     verifier = llm.engine.speculative.verifier
     kinds = small_kinds(verifier) if verifier.name not in {*VERIFIERS} else []
     for kind in kinds:
@@ -125,7 +125,7 @@ def small_fits(llm: LLM) -> Iterator[SmallFit]:
 
 
 def verdict(rows: Many[Row], small: Many[SmallFit] = ()) -> str:
-    """Says `lossless`, `not lossless`, or `inconclusive`, for which `doubt` says why. small: of `small_fits`."""
+    """`lossless`, `not lossless`, or `inconclusive`, with the reason in `doubt`. small: from `small_fits`."""
     law = law_of(rows)
     if any(not divergence.near_tie for divergence in _parted(rows)) or (law is not None and not law.holds):
         return "not lossless"
@@ -135,7 +135,7 @@ def verdict(rows: Many[Row], small: Many[SmallFit] = ()) -> str:
 
 
 def doubt(rows: Many[Row]) -> str | None:
-    """Why rows that show nothing wrong do not show that nothing is, in a sentence; None where they do."""
+    """Why rows without a fault do not show that speculation is lossless, in a sentence; None where they do."""
     if any(row.speculative.keeps == "nothing" for row in rows):
         return "this verifier promises nothing for these drafts: what it kept here it may not keep elsewhere"
     if _parted(rows):

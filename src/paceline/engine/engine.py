@@ -69,8 +69,8 @@ _KEPT_BYTES = 128 << 20
 
 
 def _kept_bytes(target: LanguageModel) -> int:
-    """Memory that texts which ended may hold: as much as the model's weights, or a little for a small one, but no more than one
-    part in four of what is free at the start."""
+    """Bytes beyond which nothing is kept for ended sequences: as many as the model's weights, at least `_KEPT_BYTES`, but at most
+    a quarter of what is free at the start."""
     free = torch.cuda.mem_get_info()[0] if target.returns_early else free_bytes()
     return min(free // 4, max(target.weights_bytes, _KEPT_BYTES))
 
@@ -86,7 +86,7 @@ class Engine:
         self.scheduler = Scheduler(limits, self.longest, self.prefixes)
         self._keys = 0
         self._owed: dict[Sequence, Progress] = {}
-        """The ends of sequences that a step committed and failed to tell of."""
+        """Final progress of sequences whose end a failed step committed but did not report."""
 
     def add(
         self,
@@ -105,9 +105,9 @@ class Engine:
         """Admit a request. prompt: token ids. Raises RequestError where it is empty, too long, or names unknown tokens,
         and where its grammar cannot be used.
 
-        reference: token ids that the answer is expected to resemble; they change nothing but the time. payer: the
-        tenant where None. tenant, priority, drafters, nodes, streamed: see `Sequence`. constraint: what `constraint` made of
-        these parameters before; where None it is made now, which may take seconds.
+        reference: token ids that the answer is expected to resemble; they affect only the time. payer: the
+        tenant where None. tenant, priority, drafters, nodes, streamed: see `Sequence`. constraint: made earlier by `constraint`
+        from these parameters; where None it is made now, which may take seconds.
         """
         size = self.speculative.target.vocab_size
         if not prompt:
@@ -152,16 +152,16 @@ class Engine:
 
     @cached_property
     def grammars(self) -> Grammars:
-        """What compiles grammars; for a large vocabulary it takes a second to make."""
-        # few requests bring one, and llguidance takes a while to import
+        """The compiler of grammars; for a large vocabulary it takes a second to make."""
+        # few requests have a grammar, and llguidance takes a while to import
         from paceline.models.grammar import Grammars
 
         target = self.speculative.target
         return Grammars(self.tokenizer, target.vocab_size, target.eos_token_ids)
 
     def constraint(self, params: SamplingParams) -> Constraint | None:
-        """What one answer under these parameters must keep to, to be admitted with; None where that is nothing. May be called in
-        another thread, where it holds up no step. Raises GrammarError as `Grammars.check` does."""
+        """The constraint with which to admit a request under these parameters; None without a grammar. May be called in another
+        thread, where it delays no step. Raises GrammarError as `Grammars.check` does."""
         return None if params.grammar is None else self.grammars.constraint(params.grammar, self.stop_ids(params))
 
     def stop_ids(self, params: SamplingParams) -> frozenset[int]:
@@ -171,9 +171,9 @@ class Engine:
     def step(self) -> list[Progress]:
         """Run one step for the picked sequences; an empty list where nothing is left to do.
 
-        A sequence whose logits are not numbers, or that alone and without drafts is too much for the memory, ends alone, and its
-        progress holds the error; the others are where they were before. Whatever else is raised leaves the engine fit for the
-        next step, which first tells of those that have ended.
+        A sequence whose logits are not numbers, or that is too much for the memory even alone and without drafts, ends alone, and
+        its progress holds the error; the others are as before the step. After any other exception the engine is fit for the next
+        step, which first reports the sequences that have ended.
         """
         if self._owed:
             owed, self._owed = [*self._owed.values()], {}
@@ -206,16 +206,16 @@ class Engine:
                 raise
             takes_less = self._takes_less(work)
             if not (work or takes_less):
-                # nothing is held that could make room for whoever was to be let in
+                # nothing is held that could make room for the sequence to be admitted
                 raise
         else:
             return progress
-        # only now, as the error is gone, is what the forward held free
+        # only now, as the error is gone, is the forward's memory free
         torch.cuda.empty_cache()
         return [] if takes_less else self._without_room(work, OutOfMemory())
 
     def _takes_less(self, work: Many[Work], slots: int | None = None) -> bool:
-        """Whether the next step needs less room than this one, which had too little. slots: as `Scheduler.bound` has it."""
+        """Whether the next step needs less room than this one, which had too little. slots: as in `Scheduler.bound`."""
         if self.scheduler.bound(slots, coming=not work):
             return True
         drafted = any(item.room.some for item in work)
@@ -224,7 +224,7 @@ class Engine:
         return drafted
 
     def _without_room(self, work: Many[Work], error: PacelineError) -> list[Progress]:
-        """The end of whoever alone is too much for the memory; of nobody where the step came as far as all their ends."""
+        """End the sequence that is too much for the memory on its own; none where the step had already ended all of them."""
         left = [item.sequence for item in work if item.sequence.finish_reason is None]
         return [self._given_up(left[0], error)] if left else []
 
@@ -233,14 +233,14 @@ class Engine:
         return Progress(outcome, stream.text if outcome.verdict.finish and error is None else stream.safe, error)
 
     def _recover(self, work: Many[Work]) -> None:
-        """Undo what a step left half done: what it committed stands, and for the others it was never run."""
+        """Undo what a step left half done: what it committed stands; other sequences are as if it had not run."""
         cache = self.speculative.cache
         for sequence in (item.sequence for item in work):
             if sequence.finish_reason is None:
                 # texts and cache may have run ahead of tokens that were never committed
                 self.stops.begin(sequence)
                 del sequence.logprobs[sequence.generated_tokens :]
-                # a prompt that is told is fed again from the first token that was not
+                # a prompt whose log-probabilities are wanted is fed again from the first token that lacks one
                 known = len(sequence.prompt_logprobs) if sequence.tells_prompt else len(sequence.tokens)
                 if cache.length(sequence.key) >= known:
                     cache.truncate(sequence.key, known - 1)
@@ -251,7 +251,7 @@ class Engine:
                 self.prefixes.release(sequence)
 
     def _given_up(self, sequence: Sequence, error: PacelineError) -> Progress:
-        """The end of a sequence that cannot go on; what was computed for it is not to be trusted."""
+        """End a sequence that cannot go on; what was computed for it must not be used any more."""
         progress = self._progress(_nothing_more(sequence, "abort"), error)
         sequence.finish_reason = "abort"
         self._leave(sequence)
@@ -259,8 +259,8 @@ class Engine:
         return progress
 
     def abort(self, sequence: Sequence) -> None:
-        """End a request now; its text so far stands, and what was read of it serves whoever asks again. A no-op for one that
-        ended."""
+        """End a request now; its text so far stands, and what was computed for it is kept as a prefix for others. A no-op for one
+        that ended."""
         self._owed.pop(sequence, None)
         if sequence.finish_reason is None:
             sequence.finish_reason = "abort"
@@ -271,7 +271,7 @@ class Engine:
                 self.prefixes.release(sequence)
 
     def abort_all(self) -> list[Progress]:
-        """End every request now; the last progress of each."""
+        """End every request now; returns the last progress of each."""
         last = [*self._owed.values()]
         for sequence in [*self.scheduler.running, *self.scheduler.waiting]:
             last.append(Progress(_nothing_more(sequence, "abort"), self.stops.cut_short(sequence)))
@@ -279,7 +279,7 @@ class Engine:
         return last
 
     def forget(self) -> None:
-        """Hold nothing of the requests that ended: the next one is served as the first was."""
+        """Drop all that is kept of ended requests: the next one is served as the first was."""
         self.prefixes.make_room(0)
         self.speculative.drafter.forget()
 
@@ -292,10 +292,10 @@ class Engine:
         return bool(self._owed) or self.scheduler.has_work
 
     def serves(self, sequence: Sequence) -> bool:
-        """Whether a later step will tell of a sequence."""
+        """Whether a later step will report on a sequence."""
         return sequence in self._owed or (sequence.finish_reason is None and self.scheduler.has_work)
 
 
 def _nothing_more(sequence: Sequence, finish: str) -> Outcome:
-    """The outcome of no step at all, which ends a sequence."""
+    """An outcome that ends a sequence without a step."""
     return Outcome(sequence, DraftTree.root(sequence.root), Verdict(finish=finish), Timings(0.0, 0.0, 0.0, 0.0), 0)

@@ -1,13 +1,13 @@
 """Law: do drawn tokens have the target's distribution? A test for verifiers whose tokens differ from those of plain decoding.
 
-Every token is placed in the target's distribution behind the text before it, the likelier tokens first: its rank is the
-probability of what is likelier, and a random share of its own. Under the law ranks are independent uniform numbers, whatever
+Every token is placed in the target's distribution behind the text before it, the likelier tokens first: its rank is the total
+probability of the likelier tokens plus a random share of its own. Under the law ranks are independent uniform numbers, whatever
 the contexts, so their largest deviation from uniform has a bound that holds for any number of them. How many there are is fixed
 beforehand: prompts are decoded again, with other seeds, where texts end early.
 
 Where one token is nearly certain its ranks are spread over all numbers, and a verifier that takes it too often hardly moves them.
-So it is counted too how much more often the likeliest token comes than its probability says: a sum of chances that are fair,
-given the text before each, with a bound that follows from their variance. And a token that cannot come at all is a proof.
+So a second test sums up how much more often the likeliest token comes than its probability: a martingale, with a bound that
+follows from its variance. And a single token that is impossible under the law proves a fault.
 
 Source: the probability integral transform in its randomised form (Rosenblatt 1952; Brockwell 2007); the bound of the ranks is
 that of Dvoretzky, Kiefer and Wolfowitz with Massart's constant (1990), the other that of Freedman (1975).
@@ -34,22 +34,22 @@ from paceline.step import Feed, Step, Verdict
 from paceline.tree import DraftTree
 
 FALSE_ALARM = 1e-6
-"""How often a verifier that keeps the law fails; one of somebody's own by `small_law` as often again."""
+"""Probability that a verifier that keeps the law fails here; a user's own fails in `small_law` as often again."""
 _BOUNDS = 3
-"""Which share that: of ranks, of the likeliest tokens, and of drafts."""
+"""Tests that share this probability: of ranks, of the likeliest tokens, and of drafts."""
 TURNS = 3
-"""How many times as many tokens are drawn as a comparison of texts would need: a distribution shows itself slowly."""
+"""How many times as many tokens are drawn as a comparison of texts would need: testing a distribution takes more."""
 MOST = 4096
-"""Tokens that are drawn at most: more would tell little more, and each is ranked in the target's whole vocabulary."""
+"""Most tokens that are drawn: more would add little, and each is ranked in the target's whole vocabulary."""
 _WIDE = 0.1
-"""A bound of the ranks above which a sample refuses hardly any verifier."""
+"""Where the bound of the ranks is above this, the sample is so small that hardly any verifier is refused."""
 _RATES = tuple(2.0**power for power in range(2, -4, -1))
-"""Of Freedman's inequality, each with its share of the false alarms: which one is sharpest depends on a variance that only the
-texts tell."""
+"""Parameters of Freedman's inequality, each with its share of the false alarms: which one is sharpest depends on a variance that
+is known only once texts are drawn."""
 _ROUNDING = 1e-5
-"""By how much, in parts, sums of shares may be rounded where they meet what top-p or min-p leaves."""
+"""Largest relative rounding error of probabilities at the thresholds of top-p and min-p."""
 _ROWS = 64
-"""Tokens that are ranked in one forward: as many rows of the whole vocabulary are held."""
+"""Tokens that are ranked in one forward: so many rows of logits are held at once."""
 
 
 @dataclass(frozen=True)
@@ -70,8 +70,8 @@ class Draws:
 
 @dataclass(frozen=True)
 class Fit:
-    """How far the ranks of `tokens` tokens are from uniform, and how far they may be; the rest as in `Draws`, of all together.
-    drafted, drafted_distance: the same of drafted tokens in their proposals."""
+    """How far the ranks of `tokens` tokens are from uniform, and how far they may be; the rest as in `Draws`, summed up.
+    drafted, drafted_distance: number and distance of the drafted tokens' ranks in their proposals."""
 
     tokens: int
     distance: float
@@ -83,22 +83,22 @@ class Fit:
 
     @property
     def bound(self) -> float:
-        """What `distance` stays below."""
+        """What `distance` stays below under the law."""
         return _bound(self.tokens)
 
     @property
     def drafted_bound(self) -> float:
-        """What `drafted_distance` stays below, where any were drafted."""
+        """What `drafted_distance` stays below for true proposals, where any tokens were drafted."""
         return _bound(self.drafted)
 
     @property
     def drafts_hold(self) -> bool:
-        """Whether drafted tokens may have been drawn from what was recorded of them."""
+        """Whether drafted tokens may have been drawn from their recorded proposals."""
         return not self.drafted or self.drafted_distance < self.drafted_bound
 
     @property
     def excess_bound(self) -> float:
-        """What `excess` stays below, whichever its sign."""
+        """What the absolute value of `excess` stays below under the law."""
         chance = log(2 * _BOUNDS * len(_RATES) / FALSE_ALARM)
         return min((chance + (exp(rate) - 1 - rate) * self.variance) / rate for rate in _RATES)
 
@@ -114,7 +114,7 @@ class Fit:
 
 
 def fit(rows: Many[Draws]) -> Fit:
-    """What all rows together say; they hold at least one token."""
+    """The fit of all rows together, which hold at least one token."""
     ranks = [rank for row in rows for rank in row.ranks]
     excess, variance = sum(row.excess for row in rows), sum(row.variance for row in rows)
     drafted = [rank for row in rows for rank in row.drafted]
@@ -123,7 +123,7 @@ def fit(rows: Many[Draws]) -> Fit:
 
 
 def _bound(ranks: int) -> float:
-    """What the distance of so many ranks stays below."""
+    """What the distance of so many ranks from uniform stays below under the law."""
     return sqrt(log(2 * _BOUNDS / FALSE_ALARM) / (2 * ranks))
 
 
@@ -134,7 +134,7 @@ def distance(ranks: Many[float] | np.ndarray) -> float:
 
 
 def tokens_drawn(prompts: int, max_tokens: int) -> int:
-    """How many tokens `draws` draws of so many prompts."""
+    """How many tokens `draws` draws from so many prompts."""
     return min(TURNS * prompts * max_tokens, MOST)
 
 
@@ -172,8 +172,8 @@ def placed(llm: LLM, prompt: Prompt, params: SamplingParams, answer: Completion)
 
 
 def _rows(target: LanguageModel, sequence: Sequence, answer: Many[int]) -> Iterator[torch.Tensor]:
-    """float32 [V] for each token of an answer: the logits it was chosen by. Every row is a forward of its own, as in plain
-    decoding, unless it has the same bits anyway."""
+    """float32 [V] for each token of an answer: the logits it was chosen by. Every row has its own forward, as in plain decoding,
+    unless its bits are the same in any forward."""
     text, first = (*sequence.prompt, *answer[:-1]), len(sequence.prompt) - 1
     cache, size = target.new_cache(), _ROWS if target.batch_invariant else 1
     if first:
@@ -188,7 +188,7 @@ def _rows(target: LanguageModel, sequence: Sequence, answer: Many[int]) -> Itera
 
 
 def _is_impossible(logits: torch.Tensor, context: Context, token: int) -> bool:
-    """Whether a token of no probability has none however sums are rounded. logits: float32 [V]."""
+    """Whether a token of probability 0 has probability 0 however sums are rounded. logits: float32 [V]."""
     params = context.sequence.params
     wider = {"top_p": min(params.top_p * (1 + _ROUNDING), 1.0), "min_p": params.min_p * (1 - _ROUNDING)}
     return bool(probabilities(narrowed(shaped(logits, context), params.model_copy(update=wider)))[token] == 0.0)

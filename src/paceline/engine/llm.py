@@ -32,7 +32,7 @@ from paceline.verifiers.base import Exactness
 
 Prompt = str | Many[int]
 _NO_IDS = bytes | bytearray | Mapping
-"""Made of whole numbers, or at least able to be, which are no token ids."""
+"""Types whose elements are or may be integers, but no token ids."""
 
 
 @dataclass(frozen=True)
@@ -62,9 +62,9 @@ class Completion:
 
 
 class _Inbox:
-    """Progress of one request that nobody has read yet; of one that is not streamed the latest alone.
+    """Unread progress of one request; only the latest if the request is not streamed.
 
-    Texts only grow, so the latest holds them all, and of trees what can be shown is enough: a stream that is never read takes
+    Texts only grow, so only the latest is stored, and trees are stored without proposals: a stream that is never read takes
     memory in proportion to its answer.
     """
 
@@ -83,7 +83,7 @@ class _Inbox:
         self._steps.append((outcome, len(progress.text), progress.error))
 
     def take(self) -> Progress:
-        """The oldest."""
+        """Remove and return the oldest."""
         outcome, chars, error = self._steps.popleft()
         return Progress(outcome, self._text[:chars], error)
 
@@ -138,7 +138,7 @@ class LLM:
         for name, named in (("extra_drafters", extra_drafters), ("offer", offer)):
             if isinstance(named, str) or not isinstance(named, Many):
                 raise ValueError(f"{name} is a list of drafters, not {named!r}")
-        # a slip of the pen is told before anything is fetched or read
+        # mistakes in specs are reported before anything is fetched or read
         check_formats(weights, kv_cache)
         check_words(draft, verify, policy, (*extra_drafters, *offer))
         self.path = str(resolve(fspath(model) if model is not None else DEFAULT))
@@ -153,7 +153,7 @@ class LLM:
         self._load = lru_cache(maxsize=4)(_checkpoint)
         self._next, self._lock = Lock(), RLock()
         self._taken, self._left = False, list[Sequence]()
-        """Whether somebody has the engine; and requests that were left meanwhile."""
+        """Whether a thread is using the engine; and requests that were closed meanwhile."""
         self.engine = self._engine(draft)
         self._inboxes: dict[Sequence, _Inbox] = {}
 
@@ -167,7 +167,7 @@ class LLM:
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
-        """Have the engine for oneself. Who waits comes next: one that steps on and on would else let nobody in."""
+        """Use the engine exclusively. A waiting thread comes next: else one that steps on and on would never let another in."""
         with Deferred():
             with self._next:
                 self._lock.acquire()
@@ -191,7 +191,7 @@ class LLM:
         engine = Engine(speculative, self.tokenizer, self._limits)
         if decides.measures:
             measure(engine.speculative, engine.longest, spec)
-        # what reading checkpoints, loading kernels and measuring left behind
+        # memory that reading checkpoints, loading kernels and measuring left behind
         return_free_memory()
         return engine
 
@@ -208,8 +208,8 @@ class LLM:
         return self.tokenizer.encode(prompt) if isinstance(prompt, str) else _ids(prompt, "prompt")
 
     def _reference(self, reference: Prompt | None, prompt: Prompt) -> list[int]:
-        """Token ids of what the answer to a prompt is expected to resemble, as it would stand there: with a space before its
-        first word, where that belongs to the word and the prompt does not end with one."""
+        """Token ids of a reference as they would be in an answer to the prompt: with a space before the first word, where the
+        tokenizer joins spaces to words and the prompt does not end with one."""
         if not isinstance(reference, str):
             return [] if reference is None else _ids(reference, "reference")
         if isinstance(prompt, str) and self._joins_spaces and not prompt[-1:].isspace() and not reference[:1].isspace():
@@ -218,7 +218,7 @@ class LLM:
 
     @cached_property
     def _joins_spaces(self) -> bool:
-        """Whether the space before a word is part of its token, and not one of its own or always there."""
+        """Whether the space before a word is part of the word's token, neither a separate token nor always added."""
         alone, spaced = (self.tokenizer.encode(text, add_special=False) for text in ("a", " a"))
         return spaced[1:] != alone
 
@@ -266,9 +266,9 @@ class LLM:
 
         params: one `SamplingParams` for all, or one each; greedy by default.
         reference: text or token ids that the answers are expected to resemble, one for all or one each. The drafter `reference`
-        drafts from it, where `draft` or `extra_drafters` names it; it changes nothing but the time. Raises RequestError,
-        ModelError for text that is not valid Unicode, LogitsError where a row to sample from holds no number, OutOfMemory or
-        OutOfPages where memory does not suffice for a request alone, and OwnFileError where a method of one's own raised; then
+        drafts from it, where `draft` or `extra_drafters` names it; it affects only the time. Raises RequestError,
+        ModelError for text that is not valid Unicode, LogitsError where logits are not numbers, OutOfMemory or
+        OutOfPages where memory does not suffice for a request alone, and OwnFileError where a user's own method failed; then
         none of these prompts goes on.
         """
         asked = _listed(prompts, "prompt")
@@ -320,12 +320,12 @@ class LLM:
         like = self._reference(reference, prompt)
         sequence = self.engine.add(self.encode(prompt), params, reference=like, streamed=streamed)
         sequence.keeps = _word(self._kept(params))
-        # by the sequence itself: every engine counts its keys from 0
+        # keyed by the sequence itself: every engine counts its keys from 0
         inbox = self._inboxes[sequence] = _Inbox(sequence)
         return inbox
 
     def _close(self, inboxes: Iterable[_Inbox]) -> None:
-        # not in turn: the collector may close a stream where this thread has the engine already, in the middle of a step
+        # without `_turn`: the garbage collector may close a stream while this thread is already in the middle of a step
         with Deferred(), self._lock:
             for inbox in inboxes:
                 self._inboxes.pop(inbox.sequence, None)
@@ -335,11 +335,11 @@ class LLM:
                     self.engine.abort(inbox.sequence)
 
     def _received(self, inbox: _Inbox) -> Iterator[Progress]:
-        """The progress of one request, until it ends or another engine is used. Whoever waits runs the engine for all, and leaves
-        the others theirs in their inbox. Raises LogitsError."""
+        """The progress of one request, until it ends or another engine is used. A waiting thread runs the engine for all, and
+        puts the progress of others into their inboxes. Raises the error of its progress."""
         while True:
             with self._turn():
-                # while it waited for its turn, another's step may have brought something
+                # while this thread waited for its turn, another's step may have put something in
                 if not inbox:
                     if not self.engine.serves(inbox.sequence):
                         return
@@ -390,7 +390,7 @@ def _listed(prompts: Any, name: str) -> list[Prompt]:
     except TypeError:
         raise _unfit(prompts, name) from None
     try:
-        # whatever can be taken for a whole number, such as an element of a tensor
+        # whatever converts to an integer, such as an element of a tensor
         index(listed[0])
     except (IndexError, TypeError):
         return listed
@@ -398,7 +398,7 @@ def _listed(prompts: Any, name: str) -> list[Prompt]:
 
 
 def _ids(prompt: Any, name: str) -> list[int]:
-    """Token ids as whole numbers of Python's own. Raises RequestError for anything else; bytes are a text nobody has decoded."""
+    """Token ids as Python integers. Raises RequestError for anything else; bytes are a text that was not decoded."""
     try:
         if not isinstance(prompt, _NO_IDS):
             return [index(token) for token in prompt]

@@ -1,7 +1,7 @@
-"""Measure: what forwards and drafts take on this machine, before the first step, for policies that ask for it.
+"""Measure: how long forwards and drafts take on this machine, before the first step, for policies that need it.
 
-Fractions of a second for small models, some seconds for large ones on a slow machine; kept on disk by model, machine and threads,
-so that later starts read it. What is measured here is where a policy starts from: every step it takes corrects it.
+It takes fractions of a second for small models, some seconds for large ones on a slow machine; the results are kept on disk by
+model, machine and threads, for later starts. They are where a policy starts from: every step corrects them.
 """
 
 from __future__ import annotations
@@ -43,25 +43,25 @@ _BATCHES = (1, 4, 16)
 _SIDE_BY_SIDE = 3
 """Sequences whose single rows are measured in one forward, to see what a sequence costs beside its rows."""
 _CONTEXT, _FAR = 127, 4096
-"""Tokens behind which everything is measured; behind how many at most it is seen what a longer context costs."""
+"""Tokens of context in most measurements; and at most in the one that finds what a longer context costs."""
 _FAR_ROWS, _FAR_S = 16, 1.0
-"""With how many rows beside one, and for how long: no further turn is begun after so many seconds."""
+"""Rows in the latter, beside one row; and seconds after which no further turn is begun."""
 _FAR_BYTES, _FAR_SHARE = 1 << 22, 1 / 16
-"""The far context takes no more memory than this, or than this part of the target's weights."""
+"""The far context takes no more memory than this, or than this part of the target's weights, whichever is more."""
 _REPEATS = 5
-"""The fastest of so many counts: a disturbance only ever adds."""
+"""The fastest of so many runs counts: disturbances only add time."""
 _PATIENCE_S = 3.0
-"""No further point is begun after so many seconds; the curve goes on from those it has."""
+"""No further point is begun after so many seconds; the curve is extrapolated from those it has."""
 _LOOKED_AT_ROWS, _LOOK_S, _ALIKE = 16, 0.05, 1.35
-"""A look at the machine: of how many rows beside one, for how long, and how far the ratios of two may be apart."""
+"""A look at the machine: its rows beside one row, its seconds, and the factor by which the ratios of two looks may differ."""
 _MOST_S = 3600.0
 """No forward takes as long."""
 _KEYS = range(-1, -1 - max(_BATCHES), -1)
-"""Below every key that an engine gives."""
+"""Keys below every key that an engine assigns."""
 
 
 def some_tokens(count: int, vocab_size: int) -> tuple[int, ...]:
-    """Token ids that mean nothing, the same ones at every call."""
+    """Random token ids, the same ones at every call."""
     drawn = torch.randint(0, vocab_size, (count,), generator=torch.Generator().manual_seed(count))
     return tuple(drawn.tolist())
 
@@ -73,17 +73,17 @@ class ModelForward:
         self._model, self._cache, self._context = model, model.new_cache(), context
         self._tokens = some_tokens(context + rows, model.vocab_size)
         self._sequences = [Sequence(key, self._tokens, SamplingParams(), 0) for key in _KEYS[:batch]]
-        # one after another: all at once would take room for as many rows, which the model keeps
+        # one after another: all at once would need buffers for as many rows, which the model would keep
         for sequence in self._sequences if context else ():
             model.logits_after([(sequence, self._tokens[:context])], self._cache)
 
     @property
     def token_bytes(self) -> float:
-        """What the cache takes for a token of context, counting as much of its reserve as falls to it."""
+        """Bytes of the cache per token of context, its share of the reserve included."""
         return self._cache.held_bytes / len(self._tokens)
 
     def __call__(self, rows: int, batch: int = 1) -> float:
-        """Seconds of one forward, its logits for every row; the cache is as before."""
+        """Seconds of one forward, with logits for every row; the cache is left as before."""
         root, *drafted = self._tokens[self._context : self._context + rows]
         tree = DraftTree.chain(root, drafted, "measured")
         step = Step.of([Feed(sequence, self._context, (root,), tree) for sequence in self._sequences[:batch]])
@@ -100,8 +100,8 @@ class ModelForward:
 
 
 class FarForward(ModelForward):
-    """The same behind a context that nobody wrote; what lies there takes as long to attend to. reaches: whether the model's cache
-    can hold one."""
+    """`ModelForward` behind a context that was never computed; attention to whatever is there takes as long. reaches: whether
+    the model's cache can hold such a context."""
 
     def __init__(self, model: LanguageModel, context: int, rows: int) -> None:
         super().__init__(model, 0, context + rows)
@@ -126,7 +126,7 @@ class DraftOnce:
         return perf_counter() - began
 
     def forget(self) -> None:
-        """Have the prompt read anew by the next draft."""
+        """Make the next draft read the prompt anew."""
         for sequence in self._sequences:
             self._drafter.release(sequence.key)
 
@@ -134,11 +134,11 @@ class DraftOnce:
 def measure(speculative: Speculative, longest: int, draft: str) -> None:
     """Fill the costs of a policy, from disk where the same was measured before.
 
-    What was measured on a busy machine has another shape: rows look free beside what waits for a processor, and steps correct a
-    curve only where it is used. So costs from disk are held against a look at the machine, and measured again where they differ,
-    unless it is the machine that is busy now. How fast all of it is does not matter: costs start from the pace of today.
+    A curve measured on a busy machine has another shape: rows look free beside the wait for a processor, and steps correct a
+    curve only where it is used. So costs from disk are compared with a look at the machine, and measured again where they differ,
+    unless the machine is busy now. Its overall speed does not matter: costs are scaled to the present one.
 
-    Where memory ends, what took too much is left out, and nothing is kept on disk. longest: tokens that a sequence may have.
+    Where memory runs out, the measurement is left out, and nothing is kept on disk. longest: tokens that a sequence may have.
     draft: the spec that the drafters were built from. Raises ModelError where there is too little memory for any forward.
     """
     target = speculative.target
@@ -164,43 +164,43 @@ def measure(speculative: Speculative, longest: int, draft: str) -> None:
 
 
 class _Spared:
-    """Runs what may take more memory than there is. ended: whether anything did."""
+    """Runs measurements that may run out of memory. ended: whether any did."""
 
     ended = False
 
     def __call__(self, run: Callable[[], Made]) -> Made | None:
-        """What it returns; None where memory ended."""
+        """The result of `run`; None where memory ran out."""
         try:
             return run()
         except BaseException as error:
             if not (isinstance(error, OutOfPages) or memory_ended(error)):
                 raise
         self.ended = True
-        # only now, as the error is gone, is what it held free
+        # only now, as the error is gone, is its memory free
         torch.cuda.empty_cache()
         return None
 
 
 @dataclass(frozen=True)
 class _Look:
-    """Seconds of forwards of one row, of some, and of a row of each of several sequences."""
+    """Seconds of a forward of one row, of several rows, and of one row for each of several sequences."""
 
     one_s: float
     rows_s: float
     several_s: float
 
     def like(self, other: _Look) -> bool:
-        """Whether both are of one shape."""
+        """Whether both have the same ratios, up to the factor `_ALIKE`."""
         ratios = ((self.rows_s, other.rows_s), (self.several_s, other.several_s))
         return all(1 / _ALIKE < (mine / self.one_s) / (its / other.one_s) < _ALIKE for mine, its in ratios)
 
     def fastest(self, other: _Look) -> _Look:
-        """What disturbed neither."""
+        """The faster of both for each forward."""
         return _Look(min(self.one_s, other.one_s), min(self.rows_s, other.rows_s), min(self.several_s, other.several_s))
 
 
 def _look(target: LanguageModel, longest: int) -> _Look:
-    """Some hundredths of a second; three forwards where those take longer. Hardly any context: a long one takes time to read."""
+    """A look of some hundredths of a second, or of three forwards if they take longer; almost no context, which takes time."""
     rows = max(min(_LOOKED_AT_ROWS, longest - 1), 1)
     alone, together = ModelForward(target, 1, rows), ModelForward(target, 1, 1, _SIDE_BY_SIDE)
     began = perf_counter()
@@ -220,7 +220,7 @@ def _measure(speculative: Speculative, costs: Costs, context: int, longest: int,
         return
     forward = spared(lambda: ModelForward(target, context, max(sizes)))
     if forward is None:
-        # a prompt takes more than a token
+        # reading a prompt takes more memory than reading a token
         context = 1
         forward = spared(lambda: ModelForward(target, context, max(sizes)))
     points = _forwards(forward, sizes, spared) if forward is not None else {}
@@ -229,7 +229,7 @@ def _measure(speculative: Speculative, costs: Costs, context: int, longest: int,
     for rows, seconds in points.items():
         costs.curve.put(rows, seconds)
     if _SIDE_BY_SIDE in sizes:
-        # on a slow machine reading three prompts takes longer than all that is seen behind them
+        # on a slow machine reading three prompts takes longer than the measurement behind them
         behind = context if perf_counter() - began < _PATIENCE_S else 1
         costs.sequence_s = spared(lambda: _beside(target, forward, context, behind)) or 0.0
     for part in speculative.drafter.parts:
@@ -238,7 +238,7 @@ def _measure(speculative: Speculative, costs: Costs, context: int, longest: int,
             draft = DraftOnce(part, target.vocab_size, context, forward)
             spared(lambda part=part, draft=draft: _measure_draft(costs, part, draft, context, began))
             draft.forget()
-    # last, for it takes the longest and matters least: a slow machine's patience is for the others
+    # last, since it takes the longest and matters least: on a slow machine the time is for the others
     most = max(_FAR_BYTES, _FAR_SHARE * target.weights_bytes) / max(forward.token_bytes, 1.0)
     far = int(min(_FAR, longest - _FAR_ROWS, most))
     if far > 2 * context:
@@ -246,31 +246,31 @@ def _measure(speculative: Speculative, costs: Costs, context: int, longest: int,
 
 
 def _beside(target: LanguageModel, forward: ModelForward, context: int, behind: int) -> float:
-    """As `_sequence_s`, behind so many tokens. forward: of one sequence behind `context`."""
+    """`_sequence_s` behind `behind` tokens. forward: of one sequence behind `context`."""
     alone = forward if behind == context else ModelForward(target, behind, _SIDE_BY_SIDE)
-    # room for two rows, of which one is used: slabs of caches as large as the other's
+    # room for two rows, of which one is used, so that the caches' slabs are as large as the other's
     return _sequence_s(alone, ModelForward(target, behind, 2, _SIDE_BY_SIDE))
 
 
 def _measure_draft(costs: Costs, part: Drafter, draft: DraftOnce, context: int, began: float) -> None:
-    """What drafts of one drafter take, and reading a text for them; a batch before a larger one."""
+    """Measure the drafts of one drafter, and its reading of a text; smaller batches come first."""
     reading_s = draft(1, 1)
-    # what runs for the first time takes longer
+    # the first run takes longer
     draft.forget()
     reading_s = min(reading_s, draft(1, 1))
     for batch in _BATCHES:
         for depth in sorted({1, part.budget.depth}):
             patient = perf_counter() - began < 2 * _PATIENCE_S
             if patient or batch == 1:
-                # what was never measured would cost nothing
+                # a draft that was never measured would seem free
                 costs.measured(part.name, depth, batch, (_fastest if patient else _warmed)(draft, depth, batch))
             if (batch, depth) == (1, 1):
-                # at once, for memory may end with the next one
+                # at once, since memory may run out with the next one
                 costs.reading[part.name] = max(reading_s - costs.draft_s(part.name, 1, 1), 0.0) / context
 
 
 def _measure_contexts(curve: ForwardCurve, near: ModelForward, far: FarForward, context: int, tokens: int) -> None:
-    """What each further token of a context adds to a forward, and to each of its rows."""
+    """Measure what each further token of a context adds to a forward, and to each of its rows."""
     curve.context = context
     if not far.reaches:
         return
@@ -287,8 +287,8 @@ def _measure_contexts(curve: ForwardCurve, near: ModelForward, far: FarForward, 
 
 
 def _forwards(forward: Callable[[int], float], sizes: Many[int], spared: _Spared) -> dict[int, float]:
-    """Seconds by rows: all sizes in turns, so that what the machine does happens to all of them; more rows never take less. Sizes
-    from that on at which memory ends are left out."""
+    """Seconds by rows: all sizes in turns, so that disturbances affect all of them; more rows never take less. Sizes from the one
+    on at which memory runs out are left out."""
     began, fastest = perf_counter(), dict[int, float]()
     for turn in range(_REPEATS):
         for rows in sizes if not turn else tuple(fastest):
@@ -305,9 +305,9 @@ def _forwards(forward: Callable[[int], float], sizes: Many[int], spared: _Spared
 
 
 def _sequence_s(alone: Callable[..., float], together: Callable[..., float]) -> float:
-    """Seconds that a sequence adds to a forward beside its rows: as many rows of one and of several, in turns.
+    """Seconds that a sequence adds to a forward beside its rows: as many rows of one sequence and of several, in turns.
 
-    It is a small difference, which counts up to fifteen times: whatever was measured before the other would be thought slower.
+    The difference is small, and is multiplied by up to fifteen: without turns, what is measured first would seem slower.
     """
     began, seconds = perf_counter(), list[tuple[float, float]]()
     while len(seconds) < _REPEATS and (not seconds or perf_counter() - began < _FAR_S):
@@ -317,7 +317,7 @@ def _sequence_s(alone: Callable[..., float], together: Callable[..., float]) -> 
 
 
 def _warmed(run: Callable[..., float], *shape: int) -> float:
-    """Seconds of the second of two runs: another shape before them left other things in the processor's caches."""
+    """Seconds of the second of two runs: a run of another shape before them left other data in the processor's caches."""
     run(*shape)
     return run(*shape)
 
@@ -329,7 +329,7 @@ def _fastest(run: Callable[..., float], *shape: int) -> float:
 
 
 def _file(target: LanguageModel, measured: tuple[object, ...]) -> Path | None:
-    """Where the costs of this model on this machine are kept, if anywhere. measured: what else they are of."""
+    """The file for the costs of this model on this machine, if there is a place. measured: what else they depend on."""
     device = torch.cuda.get_device_name() if target.returns_early else ""
     machine = (processor(), os.cpu_count(), torch.get_num_threads(), device)
     key = (__version__, SOURCES, *machine, target.measured_as, *measured)
@@ -338,7 +338,7 @@ def _file(target: LanguageModel, measured: tuple[object, ...]) -> Path | None:
 
 
 def _read(file: Path, costs: Costs) -> _Look | None:
-    """Take costs over from a file; how the machine looked then, or None where there is none that can be used."""
+    """Read costs from a file; returns the look at the machine of then, or None where no usable file is there."""
     try:
         held = json.loads(file.read_text())
         curve = [(int(rows), float(seconds)) for rows, seconds in held["curve"]]
@@ -365,7 +365,7 @@ def _read(file: Path, costs: Costs) -> _Look | None:
 
 
 def _write(file: Path, costs: Costs, look: _Look) -> None:
-    """Keep costs for the next start; where nothing can be written they are measured again, and it is said."""
+    """Keep costs for the next start; where they cannot be written, this is logged, and they are measured again."""
     held = {
         "curve": sorted(costs.curve.points.items()),
         "reading": costs.reading,

@@ -1,8 +1,8 @@
 """Noted drafts: were drafted tokens really drawn from what their drafter recorded?
 
-A verifier that keeps a distribution takes a drafter at its word. One that records another distribution than the one it drew from
-changes what comes out, however right the verifier is. So drafted tokens are placed in their proposals as those of answers are in
-the target's distribution (`law`): where the drafter told the truth, these ranks are independent uniform numbers too.
+A verifier that keeps a distribution relies on recorded proposals. A drafter that records another distribution than it drew from
+changes the output, however right the verifier is. So drafted tokens are placed in their proposals as those of answers are in
+the target's distribution (`law`): where the proposals are true, these ranks are independent uniform numbers too.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from paceline.verifiers.base import Verifier
 
 
 def rank_of(token: int, probs: np.ndarray, share: float) -> float:
-    """The probability of what is likelier than a token, of equal ones those with smaller ids, and a share of its own.
+    """The total probability of tokens that are likelier than this one, or equal with smaller ids, plus a share of its own.
     probs: float64 [V]. share: from 0 to 1."""
     likelier = probs[probs > probs[token]].sum() + probs[:token][probs[:token] == probs[token]].sum()
     return float(likelier + share * probs[token])
@@ -32,8 +32,8 @@ def rank_of(token: int, probs: np.ndarray, share: float) -> float:
 
 @contextmanager
 def noted_drafts(speculative: Speculative, most: int) -> Iterator[list[float]]:
-    """The ranks, up to `most`, of tokens that are drafted meanwhile: of every node's first child, which was drawn from the whole
-    proposal whatever the kind."""
+    """A context that collects up to `most` ranks of tokens drafted within: of every node's first child, which was drawn from the
+    whole proposal whatever the kind."""
     noting = _Noting(speculative.verifier, most)
     speculative.verifier = noting
     try:
@@ -43,7 +43,7 @@ def noted_drafts(speculative: Speculative, most: int) -> Iterator[list[float]]:
 
 
 class _Noting(Verifier):
-    """A verifier that is another one, and looks at what it is given."""
+    """A verifier that wraps another one, and ranks the drafts it is given."""
 
     def __init__(self, verifier: Verifier, most: int) -> None:
         self.verifier, self._most, self.ranks = verifier, most, list[float]()

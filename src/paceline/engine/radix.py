@@ -12,7 +12,7 @@ from itertools import pairwise
 
 @dataclass(eq=False, slots=True)
 class _Node:
-    """A stretch of tokens that all texts below have in common. keys: of those texts, in the order in which they came."""
+    """A span of tokens that all texts below have in common. keys: of those texts, in the order in which they came."""
 
     span: tuple[int, ...]
     keys: dict[int, None] = field(default_factory=dict)
@@ -24,7 +24,7 @@ class _Node:
         self.span, self.children = self.span[:length], {below.span[0]: below}
 
     def join(self) -> None:
-        """Take the only child's tokens in, where no text ends or parts between them."""
+        """Merge the only child into this node, where no text ends or branches off between them."""
         if len(self.children) == 1:
             (child,) = self.children.values()
             if len(child.keys) == len(self.keys):
@@ -64,13 +64,13 @@ class RadixTree:
         if text is None:
             return
         path, at = [self._top], 0
-        # whoever was interrupted on the way may have gone only so far
+        # after an interrupt of `put` the key may be in only a part of its nodes
         while at < len(text) and (node := path[-1].children.get(text[at])) is not None and key in node.keys:
             path.append(node)
             at += len(node.span)
         for above, node in reversed([*pairwise(path)]):
             if len(node.keys) == 1:
-                # nobody else comes through here, nor anywhere below
+                # no other text passes through here, nor anywhere below
                 del above.children[node.span[0]]
             else:
                 del node.keys[key]
@@ -93,7 +93,7 @@ class RadixTree:
 
 
 def _common(one: tuple[int, ...], other: tuple[int, ...]) -> int:
-    """How many tokens two stretches begin with alike."""
+    """Length of the common prefix of two spans."""
     if one == other:
         return len(one)
     low, high = 0, min(len(one), len(other))

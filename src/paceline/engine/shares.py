@@ -1,7 +1,7 @@
-"""Shares: what each payer was served lately, so that whoever had least comes first.
+"""Shares: what each payer was served lately, so that the payer with the least comes first.
 
-A counter of tokens per payer. One who comes back after a pause starts no lower than those who stayed: what was not asked
-for cannot be saved up. Once nobody is left all start anew.
+A counter of tokens per payer. A payer that comes back after a pause starts no lower than those that stayed: unused shares
+cannot be saved up. Once no payer is left all start anew.
 
 Source: virtual token counters, Sheng et al. (arXiv:2401.00588), section 4.
 """
@@ -12,7 +12,7 @@ from collections import Counter
 
 
 class Shares:
-    """Counts payers that have requests, and those that left with more than the least of them."""
+    """Counts for payers that have requests, and for those that left with more than the least of them."""
 
     def __init__(self) -> None:
         self._tokens: dict[str, int] = {}
@@ -26,13 +26,13 @@ class Shares:
         return self._tokens[payer]
 
     def enter(self, payer: str) -> None:
-        """A request of this payer came."""
+        """Note that a request of this payer arrived."""
         if payer not in self._requests:
             self._tokens[payer] = max(self._tokens.get(payer, 0), self._least)
         self._requests[payer] += 1
 
     def leave(self, payer: str) -> None:
-        """A request of this payer is over."""
+        """Note that a request of this payer is over."""
         self._requests[payer] -= 1
         if not self._requests[payer]:
             del self._requests[payer]
@@ -42,7 +42,7 @@ class Shares:
                     del self._tokens[known]
 
     def charge(self, payer: str, tokens: int) -> None:
-        """So many tokens were computed for a payer that has a request."""
+        """Count tokens that were computed for a payer that has a request."""
         self._tokens[payer] += tokens
 
     @property

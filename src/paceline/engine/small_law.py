@@ -1,9 +1,9 @@
-"""Small law: does a verifier keep a distribution of which everything is known?
+"""Small law: does a verifier keep a distribution that is known exactly?
 
-In a model's own vocabulary a verifier that is a little wrong looks like chance for a long time. Here there are four tokens, a
-target and a draft that often disagree, and thousands of drafts: of each of the few texts that can come, of one token to three,
-it is known how likely it is, and counted how often it comes. What a step emits is continued by the target itself, however much
-was accepted.
+In a model's own vocabulary the errors of a slightly wrong verifier look like chance for a long time. Here there are four tokens,
+a target and a draft that often disagree, and thousands of drafts: each of the few possible texts, of one to three tokens, has a
+known probability, with which its frequency is compared. What a step emits is continued by the target itself, however many
+tokens were accepted.
 
 Source: the bound is the empirical Bernstein inequality of Maurer and Pontil (arXiv:0907.3740), theorem 4.
 """
@@ -25,11 +25,11 @@ from paceline.tree import DraftTree, Proposal
 from paceline.verifiers.base import Exactness, Verifier
 
 DRAFTS = 16384
-"""Per kind of proposal."""
+"""Drafts per kind of proposal."""
 _SIZE = 4
 _TARGET = np.array([np.roll([0.5, 0.3, 0.15, 0.05], shift) for shift in range(_SIZE)])
 _DRAFT = np.array([np.roll([0.1, 0.15, 0.25, 0.5], shift) for shift in range(_SIZE)])
-"""Distributions of the next token, one of which holds behind a text (`_place`)."""
+"""Distributions of the next token; the text before it determines which one applies (`_place`)."""
 _LOGITS = torch.from_numpy(np.log(_TARGET).astype(np.float32))
 _PROPOSALS = tuple(torch.from_numpy(_DRAFT.astype(np.float32)))
 _WIDTHS = (2, 1)
@@ -42,7 +42,8 @@ Tokens = tuple[int, ...]
 
 @dataclass(frozen=True)
 class SmallFit:
-    """How often one text came in `drafts` drafts of a kind, and how likely it is: that which is farthest off for its bound."""
+    """How far the frequency of a text in `drafts` drafts of a kind is from its probability: the text farthest off for its
+    bound."""
 
     kind: Proposal
     drafts: int
@@ -55,14 +56,14 @@ class SmallFit:
 
 
 def small_kinds(verifier: Verifier) -> list[Proposal]:
-    """The kinds that a verifier is put to: those it asks for, and tokens that were not drawn, where it says that it keeps the
+    """The kinds that a verifier is tested with: those it prefers, except COUPLED, and POINT, where it declares that it keeps the
     distribution."""
     kinds = dict.fromkeys((*verifier.prefers, Proposal.POINT))
     return [kind for kind in kinds if kind is not Proposal.COUPLED and verifier.exactness.get(kind) is Exactness.LAW]
 
 
 def small_fit(verifier: Verifier, kind: Proposal, false_alarm: float) -> SmallFit:
-    """Put a verifier to `DRAFTS` drafts. false_alarm: how often one that keeps the law fails, at most."""
+    """Test a verifier on `DRAFTS` drafts. false_alarm: the largest probability that one that keeps the law fails."""
     whole, begun = Counter[Tokens](), Counter[Tokens]()
     for text in itertools.chain.from_iterable(_emitted(verifier, kind)):
         whole[text] += 1
@@ -72,7 +73,7 @@ def small_fit(verifier: Verifier, kind: Proposal, false_alarm: float) -> SmallFi
     worst = SmallFit(kind, DRAFTS, 0.0, 1.0)
     for text in texts:
         steps = [float(_TARGET[_place(text[:at]), token]) for at, token in enumerate(text)]
-        # steps that emitted a beginning of it, which the target goes on with, and those that emitted all of it
+        # steps that emitted a prefix of it, which the target continues, and steps that emitted all of it
         shares = [(whole[text[:at]] / DRAFTS, prod(steps[at:])) for at in range(1, len(text))] + [(begun[text] / DRAFTS, 1.0)]
         mean, square = (sum(share * rest**power for share, rest in shares) for power in (1, 2))
         bound = sqrt(2 * max(square - mean**2, 0.0) * chance / DRAFTS) + 7 * chance / (3 * (DRAFTS - 1))
@@ -82,7 +83,7 @@ def small_fit(verifier: Verifier, kind: Proposal, false_alarm: float) -> SmallFi
 
 
 def _emitted(verifier: Verifier, kind: Proposal) -> Iterator[list[Tokens]]:
-    """What comes of the drafts, call by call."""
+    """The tokens emitted for the drafts, call by call."""
     dice, params = np.random.default_rng(0), SamplingParams(temperature=1.0, max_tokens=len(_WIDTHS) + 1)
     for first in range(0, DRAFTS, _TOGETHER):
         sequences = [Sequence(key, (0,), params, seed=key) for key in range(first, min(first + _TOGETHER, DRAFTS))]
@@ -92,7 +93,7 @@ def _emitted(verifier: Verifier, kind: Proposal) -> Iterator[list[Tokens]]:
 
 
 def _place(text: Many[int]) -> int:
-    """Which of the distributions holds behind these tokens, which stand behind the root."""
+    """The index of the distribution that applies behind these tokens, which follow the root."""
     return sum([(place + 1) * (token + 1) for place, token in enumerate(text)]) % _SIZE
 
 
@@ -102,7 +103,7 @@ def _logits(tree: DraftTree) -> torch.Tensor:
 
 
 def _drafted(kind: Proposal, dice: np.random.Generator) -> DraftTree:
-    """A draft of a kind, drawn by dice that no verifier has seen."""
+    """A draft of a kind, drawn with random numbers that no verifier uses."""
     tokens, parents, proposals, texts = [0], [-1], dict[tuple[int, str], torch.Tensor](), list[Tokens]([()])
     level = [0]
     for width in _WIDTHS:

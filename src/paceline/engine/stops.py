@@ -16,11 +16,11 @@ class StopChecker:
         self._streams: dict[int, TextStream] = {}
 
     def begin(self, sequence: Sequence) -> None:
-        """Open the text of a sequence, or write it anew from its committed tokens."""
+        """Open the text of a sequence, or rebuild it from its committed tokens."""
         self._streams[sequence.key] = self._begun(sequence, not sequence.streamed)
 
     def _begun(self, sequence: Sequence, waits: bool) -> TextStream:
-        """The text of what is committed. waits: as `TextStream` has it."""
+        """The text of the committed tokens. waits: as in `TextStream`."""
         params = sequence.params
         stream = TextStream(
             self._tokenizer,
@@ -36,7 +36,7 @@ class StopChecker:
         return stream
 
     def cut_short(self, sequence: Sequence) -> str:
-        """The text of a sequence that was ended before it ended itself, whoever has read it before."""
+        """The text so far of a sequence that is aborted, streamed or not."""
         return self._begun(sequence, waits=False).safe
 
     def stream(self, sequence: Sequence) -> TextStream:
@@ -46,8 +46,8 @@ class StopChecker:
         self._streams.pop(sequence.key, None)
 
     def cut(self, sequence: Sequence, verdict: Verdict) -> Verdict:
-        """The verdict up to and with the token that ends the sequence; the whole of it where none does, as far as it was chosen
-        by what a grammar says."""
+        """The verdict up to and including the token that ends the sequence; the whole of it where none does, as far as tokens
+        were chosen under masks that the grammar computed."""
         if sequence.constraint is None and not sequence.params.stop:
             return self._cut_by_tokens(sequence, verdict)
         if sequence.constraint is not None and (checked := sequence.constraint.checked(verdict.tokens)) < len(verdict.tokens):
@@ -74,7 +74,7 @@ class StopChecker:
         return verdict
 
     def _cut_by_tokens(self, sequence: Sequence, verdict: Verdict) -> Verdict:
-        """The same where no text ends a sequence: what a step emitted is decoded at once."""
+        """`cut` where neither stop strings nor a grammar end a sequence: what a step emitted is decoded at once."""
         stream, tokens = self._streams[sequence.key], verdict.tokens
         room = max(min(sequence.params.max_tokens - sequence.generated_tokens, self._longest - len(sequence.tokens)), 1)
         for count, token in enumerate(tokens[:room], 1):

@@ -16,17 +16,17 @@ has at most as many bytes, so one of as many neighbouring tokens begins one."""
 _LONGEST_WINDOW = 4 * _KEPT_TOKENS
 """Tokens decoded at once before the window moves on: moving it costs another decoding."""
 _LONGEST_BROKEN = 12 * _KEPT_TOKENS
-"""Tokens in a row that end no character, at most: decoding without end what is no text would take quadratic time."""
+"""Most tokens in a row that complete no character: decoding what is no text again and again would take quadratic time."""
 _TOGETHER = 32
-"""Tokens decoded at once that waited for the end of their text: few enough to be, however they are cut (`extend`)."""
+"""Tokens decoded at once at the end of a text that `waits`: few enough for `extend` to decode them together."""
 
 
 class TextStream:
     """The text of one sequence as it grows.
 
-    It continues `prompt`: the first token is written as it stands behind it. include_stop_str_in_output: the stop string that
+    It continues `prompt`: the first token is decoded as it reads behind it. include_stop_str_in_output: the stop string that
     ends it is part of it. skip_special_tokens: special tokens are not. min_tokens: in the text of so many no stop string begins.
-    waits: nobody reads it before its end, so it is only written then, unless a stop string may end it. `text` is final text: it
+    waits: nobody reads it before its end, so it is only decoded then, unless a stop string may end it. `text` is final text: it
     stops before an unfinished character, and, when cut, before or behind the stop string, `stop`.
     """
 
@@ -44,10 +44,10 @@ class TextStream:
         self._decode = partial(tokenizer.decode, skip_special_tokens=False) if not skip_special_tokens else tokenizer.decode
         self._stops, self._include_stop_str = [StopString(stop) for stop in stops], include_stop_str_in_output
         self._waiting: list[int] | None = [] if waits and not stops else None
-        """Tokens to be decoded in the end."""
+        """Tokens to be decoded at the end."""
         self._prompt = prompt
         self._early = min_tokens if stops else 0
-        """Tokens to come in whose text no stop string is looked for."""
+        """How many tokens to come are not searched for stop strings."""
         if self._waiting is None:
             self._open()
         self.text = ""
@@ -58,16 +58,16 @@ class TextStream:
         self._ids, self._shown = self._opening()
         """Tokens, those without text left out; and the text of the window up to `_settled`."""
         self._window, self._settled = 0, len(self._ids)
-        """Where decoding begins, and behind which token no character was unfinished last."""
+        """Index of the token at which decoding begins, and the latest index behind which no character was unfinished."""
         self._sent = 0
-        """Characters that were added since."""
+        """Characters that were added since `_settled`."""
         self._broken = 0
-        """Tokens since."""
+        """Tokens since `_settled`."""
 
     def _opening(self) -> tuple[list[int], str]:
         """The last tokens of the prompt, and their text.
 
-        From a token inside a character on, byte fallback writes a whole run of bytes as broken: another token begins one.
+        From a token inside a character on, byte fallback decodes a whole run of bytes as broken: another token is tried.
         """
         prompt = self._prompt
         for kept in range(_KEPT_TOKENS, 2 * _KEPT_TOKENS) if prompt else ():
@@ -86,9 +86,9 @@ class TextStream:
         self.extend((token,))
 
     def extend(self, tokens: Many[int]) -> None:
-        """Take several tokens at once; a stop string is found all the same, but not which of them ended it.
+        """Take several tokens at once; a stop string is found all the same, but not which of them completed it.
 
-        However a text is cut into steps, it is the same: only tokens that are whole characters behind whole characters are
+        The text does not depend on how it is cut into steps: only tokens that are whole characters behind whole characters are
         decoded together, where it makes no difference.
         """
         if self._waiting is not None:
@@ -118,7 +118,7 @@ class TextStream:
             if self._broken >= _LONGEST_BROKEN:
                 fresh += self._given_up(window)
         elif window and window == self._shown:
-            # it has no text, as special tokens have none; a space at the start of all has, behind the next one
+            # it has no text, like special tokens; a space at the very start gets its text with the next token
             self._ids.pop()
         else:
             self._settle(window)
@@ -129,7 +129,7 @@ class TextStream:
     def _decoded(self) -> str:
         """The text of the window, which begins with what was shown of it.
 
-        Byte fallback writes a whole run of bytes as broken when one of them is. Characters that were shown stay: the window
+        Byte fallback decodes a whole run of bytes as broken when one of them is. Characters that were shown stay: the window
         then begins behind them.
         """
         window = self._decode(self._ids[self._window :])
@@ -139,13 +139,13 @@ class TextStream:
         return window
 
     def _settle(self, window: str) -> None:
-        """The window ends with a whole character."""
+        """Note that the window ends with a whole character."""
         self._shown, self._settled, self._sent, self._broken = window, len(self._ids), 0, 0
         if len(self._ids) - self._window >= _LONGEST_WINDOW:
             self._advance(window)
 
     def _given_up(self, window: str) -> str:
-        """What is broken for good, all but what the last tokens may still complete; the window begins at these."""
+        """The text that stays broken, without what the last tokens may still complete; moves the window to these."""
         text = window[len(self._shown) + self._sent :]
         self._window = self._settled = len(self._ids) - _KEPT_TOKENS
         last = self._decode(self._ids[self._window :])
@@ -153,10 +153,10 @@ class TextStream:
         return text[: max(len(text) - (len(last) - self._sent), 0)]
 
     def _advance(self, window: str) -> None:
-        """Begin the window at a later token, where that one neither stands inside a character nor begins with no text.
+        """Begin the window at a later token that is not inside a character, if there is text from it on.
 
-        Byte fallback would write a run of bytes as broken that begins inside a character, and what has no text before it
-        would be written as at the start of one.
+        Byte fallback would decode a run of bytes that begins inside a character as broken, and a token with no text before it
+        would be decoded as at the start of a text.
         """
         for kept in range(_KEPT_TOKENS, 2 * _KEPT_TOKENS):
             start = len(self._ids) - kept
@@ -182,7 +182,7 @@ class TextStream:
         self.text += fresh
         if not self._stops or self._early:
             return
-        # the first to begin; of several that begin there, the shortest was there first
+        # the one that begins first; of several that begin there, the shortest was complete first
         ends = [(before + read, stop.text) for stop in self._stops if (read := stop.read(fresh)) is not None]
         if ends:
             at, size, self.stop = min((end - len(stop), len(stop), stop) for end, stop in ends)

@@ -1,1 +1,1 @@
-"""Kernels: products over packed weights, attention, lookups and choices, compiled for a processor or a GPU."""
+"""Kernels: matrix products, attention, lookups and token choices, compiled for a CPU or a GPU."""

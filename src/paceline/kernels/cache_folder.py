@@ -1,7 +1,7 @@
 """Where kernels are kept: in the folder that `PACELINE_KERNELS` names, else beside the sources or in the user's cache.
 
-They are read from wherever they lie, and written to the first of these folders that takes them. So an image whose sources come
-with kernels needs nothing more, whoever it is run by.
+They are read from any of these folders, and written to the first writable one. So a container image whose sources include
+compiled kernels works for any user.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ VARIABLE = "PACELINE_KERNELS"
 
 @cache
 def folders() -> tuple[Path, ...]:
-    """The folders, in order; they need not be there. A named one is the only one."""
+    """The folders, in order; they need not exist. If `PACELINE_KERNELS` is set, only the one it names."""
     named = os.environ.get(VARIABLE)
     if named:
         return (Path(named).absolute(),)

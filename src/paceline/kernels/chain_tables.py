@@ -1,7 +1,7 @@
-"""ChainTables: what a whole draft of chains needs on the device, told before its first forward.
+"""ChainTables: all tables of a whole draft of chains, loaded to the device before its first forward pass.
 
-Only the tokens of a draft are not known beforehand; where each level's rows lie, what they see and what noise they are chosen by
-follows from the text. So all levels run without the host: each leaves its tokens where the next one reads them.
+Only the tokens of a draft are unknown beforehand; the positions and slots of each level's rows, the keys they see and their noise
+follow from the text. So all levels run without the host: each writes its tokens where the next one reads them.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ _POSITIONS, _ITEMS, _DESTINATIONS, _TOKEN_IDS = range(4)
 
 @dataclass(frozen=True)
 class Level:
-    """tables: of its rows. choices: int32 [S, 3], by what the tokens of each sequence are chosen: the key of the position's noise
-    as two words, and the bits of the temperature as float32."""
+    """tables: of its rows. choices: int32 [S, 3], inputs of each sequence's choice: the key of the position's noise as two words,
+    and the bits of the float32 temperature."""
 
     tables: RowTables
     choices: torch.Tensor
 
 
 class ChainTables:
-    """levels: the first feeds what a cache lacks, each of the others one drafted token of every sequence. wanted: int32 [S], the
-    rows of the first whose logits count.
+    """levels: the first feeds the tokens missing from the caches, each other one drafted token of every sequence. wanted: int32
+    [S], the rows of the first level whose logits are used.
 
-    extent: of the first. count: levels at most.
+    extent: of the first level. count: most levels.
     """
 
     def __init__(self, extent: Extent, count: int, page_size: int, division: Division, device: torch.device) -> None:
@@ -47,7 +47,7 @@ class ChainTables:
         there, here = self._loaded.there, self._loaded.here
         self.wanted = there[len(first)]
         tables = [RowTables(extent, page_size, division, *there[: len(first)])]
-        # of chains nobody reads a tail
+        # chains need no tail
         tail = torch.zeros(wide, 1, dtype=torch.int32, device=device)
         begins = range(len(first) + 2, len(there), len(later))
         for positions, items, destinations, token_ids in (there[begin : begin + len(later)] for begin in begins):
@@ -62,8 +62,8 @@ class ChainTables:
         self._later = [here[begin : begin + len(later)] for begin in begins]
 
     def load(self, step: Step, blocks: Many[array[int]]) -> None:
-        """Describe a staged step whose trees are chains of as many nodes as are to be fed; levels behind the longest are left as
-        they were. Does not wait for the device, but for the copy of what was loaded before."""
+        """Describe a staged step whose trees are chains with as many nodes as are to be fed; levels past the longest chain are
+        left unchanged. Waits only for the previous load's copy to the device."""
         self._loaded.open()
         positions, items, pages, _, destinations, token_ids = self._first
         positions[:], destinations[:], self._wanted[:] = -1, NOWHERE * self._page_size, 0
@@ -89,24 +89,24 @@ class ChainTables:
 
 
 def extent_of(step: Step, blocks: Many[array[int]], page_size: int, division: Division, least: Extent) -> Extent:
-    """What the tables of a staged draft of chains are made for: of its first level, with room for the items of every other.
-    blocks, least: as `Extent.of` has them."""
+    """The extent of tables for a staged draft of chains: that of its first level, with room for the items of every other level.
+    blocks, least: as in `Extent.of`."""
     rows = sum([segment.chain for segment in step.segments])
     extent = Extent(rows, 1, len(step.segments), max([len(held) for held in blocks]), 1).bucketed(least)
     walked, _ = extent.walked(page_size, division)
     walked_behind, _ = _behind(extent).walked(page_size, division)
-    # no level has more than one of all sequences would that each had come to its end
+    # no level has more items than one in which every sequence is at its end
     most = sum([division.parts(segment.end - 1, walked_behind) for segment in step.segments])
     return extent._replace(items=max(most, count_of(_runs_of(step, 0, division, walked)))).bucketed(least)
 
 
 def _behind(extent: Extent) -> Extent:
-    """Of the levels behind the first."""
+    """The extent of the levels after the first."""
     return extent._replace(rows=extent.sequences, depth=1)
 
 
 def _runs_of(step: Step, level: int, division: Division, walked: int) -> list[Run]:
-    """What there is to do at a level of a draft."""
+    """The runs of attention at a level of a draft."""
     found, row = list[Run](), 0
     for number, segment in enumerate(step.segments):
         start, chain, end = segment.start, segment.chain, segment.end
@@ -119,7 +119,7 @@ def _runs_of(step: Step, level: int, division: Division, walked: int) -> list[Ru
 
 
 def _choose_by(choices: np.ndarray, sequence: Sequence) -> None:
-    """Note by what the tokens of a sequence are chosen, level by level. choices: int32 [levels, 3]."""
+    """Write the inputs of a sequence's choices, level by level. choices: int32 [levels, 3]."""
     temperature, root = sequence.params.temperature, len(sequence.tokens)
     choices[:, _TEMPERATURE] = np.float32(temperature).view(np.int32)
     if temperature > 0.0:

@@ -1,8 +1,8 @@
-"""Compiled: kernels as machine code, made once per machine and read from disk afterwards, without the compiler.
+"""Compiled: kernels as machine code, compiled once per machine and read from disk afterwards, without the compiler.
 
-Numba and what it makes of a kernel take a hundred megabytes and the better part of a start; the code itself takes one. So kernels
-are compiled in processes of their own (`compiler`), several at a time, and what these leave on disk is run: LLVM's linker, which
-llvmlite brings, needs nothing else. No module that is imported here imports Numba.
+Numba and its compilation take a hundred megabytes and most of the startup time; the code itself takes one megabyte. So kernels
+are compiled in separate processes (`compiler`), several in parallel, and loaded from disk by LLVM's linker, which comes with
+llvmlite and needs nothing else. No module that is imported here imports Numba.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ _FILES = (
     *(_HERE.parent / f"{name}.py" for name in ("noise", "stopping")),
 )
 SOURCES = sha256(b"".join(file.read_bytes() for file in _FILES)).hexdigest()[:16]
-"""A digest of the files that kernels are put together from, and of those whose constants they compile in."""
+"""A digest of the source files of kernels, and of the files whose constants are compiled into them."""
 
 _MACHINE = repr((sys.platform, llvm.get_process_triple(), *TARGET, MATRIX_UNIT))
-"""What code is made for: the processor, and what the system decides about and not the processor."""
+"""What code is compiled for: the processor, and properties that the operating system determines."""
 _DIGEST_BYTES = 32
 
 
 class Kernel:
-    """A compiled function of whole numbers, `address`: void(int64, ...), in C's calling convention.
+    """A compiled function of integers at `address`: void(int64, ...), in C's calling convention.
 
-    name: the module of its definition below this package, and the function in it. of: what a definition is made for, where it is
-    made by a function of a name. words: how many numbers it takes.
+    name: its module below this package, and its function there. of: if that function is a factory that makes the definition, its
+    argument. words: how many integers it takes.
     """
 
     def __init__(self, name: str, of: str = "", words: int = 2) -> None:
@@ -61,19 +61,19 @@ class Kernel:
 
     @property
     def description(self) -> dict[str, Any]:
-        """What a compiler process is sent: the arguments to construct this kernel again."""
+        """The message for a compiler process: the arguments to construct this kernel again."""
         return {"name": self.name, "of": self.of, "words": self.words}
 
     @property
     def address(self) -> int:
-        """Compiles the kernel where that was not done on this machine. Raises CompileError where it cannot be done."""
+        """The function's address; compiles the kernel if this machine has no code of it. Raises CompileError if that fails."""
         if not self._address:
             ready([self])
         return self._address
 
     @cached_property
     def function(self) -> Any:
-        """What Python calls. Other threads run while it does, and may call it too."""
+        """The function for calls from Python. It releases the GIL, and several threads may call it."""
         return ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * self.words)(self.address)
 
 
@@ -81,7 +81,7 @@ _loading = RLock()
 
 
 def _renew() -> None:
-    """A forked process has not the thread that may have held the lock."""
+    """Replace the lock in a forked process, which lacks the thread that may have held it."""
     global _loading
     _loading = RLock()
 
@@ -91,9 +91,9 @@ if hasattr(os, "register_at_fork"):
 
 
 def ready(kernels: Iterable[Kernel]) -> None:
-    """Have kernels at hand: read from disk, and compiled, several at a time, where they are not there. The first take longest.
+    """Load kernels from disk; compile missing ones, several in parallel. Order them slowest first.
 
-    Raises CompileError where one cannot be had.
+    Raises CompileError if one cannot be compiled or loaded.
     """
     with _loading:
         lacking = [kernel for kernel in dict.fromkeys(kernels) if not kernel._address]
@@ -107,7 +107,7 @@ def ready(kernels: Iterable[Kernel]) -> None:
 
 @cache
 def available(*kernels: Kernel) -> bool:
-    """Whether kernels can be had that can be done without. Where they could not, nobody tries again: a step is no time to."""
+    """Whether optional kernels are available, loading them if needed. A failure is cached, so that no step compiles again."""
     try:
         ready(kernels)
     except CompileError:
@@ -116,7 +116,7 @@ def available(*kernels: Kernel) -> bool:
 
 
 def _compiled(kernels: list[Kernel]) -> dict[Kernel, bytes]:
-    # Numba's other settings, and whatever lies in the folder that this was started in, are nobody's wish for kernels
+    # neither the user's Numba settings nor a Numba configuration in the current folder may affect kernels
     environment = {name: value for name, value in os.environ.items() if not name.startswith("NUMBA_")}
     environment |= NUMBA_VARIABLES
     try:
@@ -125,13 +125,13 @@ def _compiled(kernels: list[Kernel]) -> dict[Kernel, bytes]:
             try:
                 Compilers(SOURCES, Path(own), environment).compile([(kernel.symbol, kernel.description) for kernel in kernels])
             finally:
-                # whoever is interrupted keeps what is there by then
+                # after an interrupt, keep the kernels compiled so far
                 for kernel in kernels:
                     found[kernel] = code = _read(kernel, [Path(own)])
                     kept = (not code or _keep(kernel, code)) and kept
     except CompileError:
         raise
-    # no folder, no process, no thread
+    # no temporary folder, process or thread can be created
     except (OSError, RuntimeError) as error:
         raise CompileError(f"kernels cannot be compiled: {error}") from error
     for kernel, code in found.items():
@@ -144,13 +144,13 @@ def _compiled(kernels: list[Kernel]) -> dict[Kernel, bytes]:
 
 
 def _name(kernel: Kernel) -> str:
-    """Of its file: other machines and other versions have files of their own, and what is edited is written over."""
+    """A kernel's file name: it differs between machines and versions; after an edit of the sources the file is overwritten."""
     return f"{kernel.symbol}.{sha256(repr((_MACHINE, __version__, _compiler())).encode()).hexdigest()[:12]}.o"
 
 
 @cache
 def _compiler() -> tuple[str, ...]:
-    """What compiles, by version."""
+    """Versions of the compiler's packages."""
     try:
         return version("numba"), version("llvmlite")
     except PackageNotFoundError as error:
@@ -158,12 +158,12 @@ def _compiler() -> tuple[str, ...]:
 
 
 def _stamp(kernel: Kernel, code: bytes) -> bytes:
-    """What says that code is whole, and of these sources."""
+    """A checksum of code, sources, machine and compiler, stored before the code."""
     return sha256(repr((SOURCES, _MACHINE, _compiler(), kernel.description)).encode() + code).digest()
 
 
 def _read(kernel: Kernel, places: Iterable[Path]) -> bytes:
-    """A kernel's code from the first of some folders in which it is there, whole, and of these sources; nothing from none."""
+    """A kernel's code from the first folder with a valid file of these sources; empty if there is none."""
     for folder in places:
         with suppress(OSError):
             kept = (folder / _name(kernel)).read_bytes()
@@ -174,7 +174,7 @@ def _read(kernel: Kernel, places: Iterable[Path]) -> bytes:
 
 
 def _keep(kernel: Kernel, code: bytes) -> bool:
-    """Keep a kernel's code in the first folder that takes it; whether one does."""
+    """Write a kernel's code to the first folder that accepts it; returns whether one did."""
     for folder in folders():
         with suppress(OSError):
             write(kernel, code, folder)
@@ -183,12 +183,12 @@ def _keep(kernel: Kernel, code: bytes) -> bool:
 
 
 def write(kernel: Kernel, code: bytes, folder: Path) -> None:
-    """Put a kernel's code into a folder: whole, or not at all. Raises OSError."""
+    """Write a kernel's code to a folder atomically. Raises OSError."""
     put_whole(folder / _name(kernel), _stamp(kernel, code) + code, 0o644)
 
 
 class _Linker:
-    """LLVM's, which never lets go of code again."""
+    """LLVM's JIT linker, which never unloads code."""
 
     _one: ClassVar[_Linker | None] = None
 

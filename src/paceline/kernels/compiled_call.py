@@ -1,7 +1,7 @@
 """Compiled call: compiled functions that take numpy arrays and numbers, and the calling convention for them.
 
-The arguments of a call are laid out in a record, an array as its address and its shape. A record may be kept, so that a call that
-is made in every step sets only what has changed.
+The arguments of a call are stored in a record, an array as its address and its shape. A record may be kept, so that a call that
+is repeated in every step sets only the changed arguments.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class CompiledFunction(Kernel):
         return self.call(**dict(zip(self.arguments, values, strict=True)))()
 
     def call(self, **values: Any) -> Call:
-        """A prepared call, whose arguments are kept. values: those that are known already."""
+        """A prepared call, which keeps its arguments. values: the arguments known already."""
         return Call(self, values)
 
     @cached_property
@@ -59,7 +59,7 @@ class CompiledFunction(Kernel):
 
     @cached_property
     def function(self) -> Any:
-        """int32(address of a record): 0 for success. Other Python threads run meanwhile."""
+        """int32(address of a record): 0 for success. It releases the GIL."""
         return ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_int64)(self.address)
 
 
@@ -91,7 +91,7 @@ class Call:
                 setattr(self.record, field, size)
 
     def again(self, **values: Any) -> Call:
-        """A copy of this call with some arguments replaced: reading the addresses of all arrays again would take long."""
+        """A copy of this call with some arguments replaced; it saves reading the addresses of the others again, which is slow."""
         other: Call = object.__new__(Call)
         other._compiled, other._function, other._arrays = self._compiled, self._function, dict(self._arrays)
         other.record = type(self.record).from_buffer_copy(self.record)
@@ -100,7 +100,7 @@ class Call:
         return other
 
     def __call__(self) -> int:
-        """Run it and return its value. Raises RuntimeError where the definition raises anything."""
+        """Run it and return its value. Raises RuntimeError if the definition raises."""
         if self._function(self._address):
             raise RuntimeError(f"{self._compiled.name} failed")
         return self.record.returned

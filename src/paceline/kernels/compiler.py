@@ -1,10 +1,10 @@
-"""Compiler: makes the machine code of kernels, one after the other as they are asked for, and keeps it. A process of its own.
+"""Compiler: a separate process that compiles kernels one after the other, on request, and writes their machine code.
 
-Numba makes LLVM's language of a definition; behind it goes a function that can be called without Numba, and all is made code for
-this processor. The code may call the C library and nothing else: no Python, and none of Numba's own memory.
+Numba translates a definition to LLVM IR; an entry function that can be called without Numba is added, and all is compiled for
+this processor. The code may call only the C library: neither Python nor Numba's memory manager.
 
-`python -m paceline.kernels.compiler` reads a line of JSON from standard input, what `compilers` has to say, and one per kernel,
-and answers each with a line.
+`python -m paceline.kernels.compiler` reads lines of JSON from standard input, first the settings that `compilers` sends, then one
+line per kernel, and answers each with a line.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from paceline.kernels.native.vectors import NUMBA_VARIABLES, TARGET
 
 os.environ |= NUMBA_VARIABLES
 
-# behind them: it reads them now
+# after setting the variables, which Numba reads on import
 import numba  # isort: skip
 from numba import types  # isort: skip
 from numba.core import codegen  # isort: skip
@@ -39,18 +39,18 @@ _OF_C = frozenset(
     )
 )
 _NEVER_CALLED = "NRT_MemInfo_call_dtor"
-"""Of Numba's memory: called where an array is let go of for the last time, and those here belong to the caller."""
+"""Numba's destructor of arrays, called when the last reference is dropped; arrays here belong to the caller."""
 
 
 def object_code(kernel: Kernel) -> bytes:
-    """The code of a kernel, in which only its own symbol can be seen from outside."""
+    """A kernel's object code, which exports only the kernel's own symbol."""
     module = linked(kernel)
     machine = target_machine()
     return machine.emit_object(module)
 
 
 def linked(kernel: Kernel) -> llvm.ModuleRef:
-    """All that a kernel is put together from, as LLVM's."""
+    """The optimised LLVM module of a kernel, with all functions that it calls."""
     function = getattr(import_module(f"paceline.kernels.{kernel.name.rpartition('.')[0]}"), kernel.name.rpartition(".")[2])
     if kernel.of:
         function = function(kernel.of)
@@ -76,19 +76,19 @@ def linked(kernel: Kernel) -> llvm.ModuleRef:
 def target_machine() -> llvm.TargetMachine:
     cpu, features = TARGET
     target = llvm.Target.from_default_triple()
-    # code that is not in a library of its own is placed anywhere: what Numba does too
+    # JIT code may be placed anywhere in memory; same settings as Numba's
     relocation = "static" if target.name.startswith("x86") else "default"
     return target.create_target_machine(cpu=cpu, features=features, opt=3, reloc=relocation, codemodel="jitdefault", jit=True)
 
 
 def run_nothing() -> None:
-    """Have Numba make no code for this process, which calls none of it, and optimize no definition by itself: half of the time.
-    What it makes of definitions, and of what these call, in LLVM's language is all that is taken, and optimized once, together.
+    """Stop Numba from generating machine code for this process, which never runs it, and from optimizing definitions separately,
+    which takes half of the time. Only its LLVM IR of definitions and their callees is used, and optimized once, together.
     """
     library, engine = codegen.JITCodeLibrary, codegen.JITCPUCodegen
     inner = ("_finalize_specific", "get_pointer_to_function", "_optimize_functions", "_optimize_final_module")
     if all(hasattr(*one) for one in (*((library, name) for name in inner), (engine, "set_env"))):
-        # there is nothing to point to, but functions are put together with what they call when they are asked for their place
+        # no pointers are needed, but asking for one must still finalize the library, which links functions with their callees
         changes: Any = (
             (library, "_finalize_specific", lambda self: None),
             (library, "get_pointer_to_function", lambda self, name: self._ensure_finalized() or 0),
@@ -111,8 +111,8 @@ def _types(kernel: Kernel) -> list[Any]:
 
 
 def _entry(kernel: Kernel, name: str, arguments: tuple[Any, ...], returned: Any) -> str:
-    """The function that is called from outside, in LLVM's language. Numba's own takes where to put what it returns, where to put
-    an error, and the arguments, arrays in parts; it returns 0 if all went well.
+    """The entry function, in LLVM IR. It calls Numba's function, which takes pointers for its result and its error, and then the
+    arguments, with arrays passed as several; it returns 0 on success.
     """
     if isinstance(kernel, CompiledFunction):
         return _entry_of_compiled_function(kernel, name, arguments, returned)
@@ -179,7 +179,7 @@ def _entry_of_compiled_function(kernel: CompiledFunction, name: str, arguments: 
 
 def main() -> None:
     out = os.fdopen(os.dup(1), "w")
-    # whatever prints must not print into the answers
+    # redirect stdout to stderr, so that prints do not mix with the answers
     os.dup2(2, 1)
 
     def answer(line: str) -> None:

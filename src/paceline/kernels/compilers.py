@@ -1,6 +1,6 @@
-"""Compilers: processes of their own that make the machine code of kernels (`compiler`), several side by side.
+"""Compilers: separate processes that compile kernels (`compiler`), several in parallel.
 
-Each is asked for one kernel after the other, by a line of JSON, and answers with a line. None outlives the wait for it.
+Each gets one kernel after the other, as a line of JSON, and answers with a line. All are ended when `compile` returns or raises.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from paceline.errors import PacelineError
 from paceline.machine import most_threads
 
 READY, DONE = "ready", "done"
-"""What a compiler says when it has started, and of a kernel that it has compiled and written; anything else is what is wrong."""
+"""A compiler's answers after starting, and after compiling and writing a kernel; any other answer is an error message."""
 _MOST = 4
 _START_S = 120.0
-"""Seconds for one to start: where the program that runs this is no Python it may wait for ever."""
+"""Seconds that one may take to start: if `sys.executable` is not a Python, it might never answer."""
 
 
 class CompileError(PacelineError, RuntimeError):
@@ -33,8 +33,8 @@ class CompileError(PacelineError, RuntimeError):
 
 
 class Compilers:
-    """sources: digest of those that kernels are put together from. own: an empty folder, where they work, and where what they
-    write is nobody else's. environment: of the processes."""
+    """sources: digest of the kernels' sources. own: an empty folder, used by these processes alone, where they run and write
+    their results. environment: of the processes."""
 
     def __init__(self, sources: str, own: Path, environment: dict[str, str]) -> None:
         self._begun, self._own = json.dumps({"sources": sources, "own": str(own)}), own
@@ -42,7 +42,7 @@ class Compilers:
         self._processes: list[subprocess.Popen[str]] = []
 
     def compile(self, kernels: Many[tuple[str, dict[str, Any]]]) -> None:
-        """kernels: symbol of each, and what a compiler has to know of it. Raises CompileError for the first that fails."""
+        """kernels: symbol and description of each (`Kernel.description`). Raises CompileError for the first that fails."""
         waiting: SimpleQueue[tuple[str, dict[str, Any]]] = SimpleQueue()
         for kernel in kernels:
             waiting.put(kernel)
@@ -52,7 +52,7 @@ class Compilers:
                 for done in as_completed([threads.submit(self._work_off, waiting) for _ in range(count)]):
                     done.result()
             except BaseException:
-                # whoever is interrupted, or has failed, does not wait for the rest
+                # after an interrupt or a failure, do not wait for the rest
                 with suppress(Empty):
                     while True:
                         waiting.get_nowait()
@@ -61,7 +61,7 @@ class Compilers:
                 raise
 
     def _work_off(self, waiting: SimpleQueue[tuple[str, dict[str, Any]]]) -> None:
-        """One compiler: give it kernels until none is waiting."""
+        """Start one compiler and give it kernels until none is waiting."""
         with TemporaryFile("w+", errors="replace", dir=self._own) as said:
             try:
                 process = subprocess.Popen(
@@ -89,20 +89,20 @@ class Compilers:
                         symbol, order = waiting.get_nowait()
                         _answered(process, json.dumps(order), DONE, said, f"the kernel {symbol} cannot be compiled")
             except BaseException:
-                # what is no compiler may not end where it is told nothing more
+                # another program may not exit when its input is closed
                 process.kill()
                 raise
             finally:
                 starting.cancel()
                 for pipe in (process.stdin, process.stdout):
-                    # what it was never told it does not need
+                    # closing may fail to flush unread input, which does not matter
                     with suppress(OSError):
                         pipe.close()  # pyright: ignore[reportOptionalMemberAccess]
                 process.wait()
 
 
 def _answered(process: subprocess.Popen[str], line: str, expected: str, said: Any, wrong: str) -> None:
-    """Tell a compiler something and wait for its answer. said: what it has printed beside. Raises CompileError."""
+    """Send a compiler a line and wait for its answer. said: its stderr. Raises CompileError for an answer not `expected`."""
     assert process.stdin
     assert process.stdout
     with suppress(OSError):

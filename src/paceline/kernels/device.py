@@ -1,4 +1,4 @@
-"""Device: whether the kernels written in Triton can run where a tensor lies."""
+"""Device: whether the Triton kernels can run on a device."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from logging import getLogger
 import torch
 
 SERVED = {"cuda"}
-"""Types of device; tests add "cpu", where Triton's interpreter stands in for a GPU."""
+"""Supported device types; tests add "cpu", where Triton's interpreter replaces a GPU."""
 
 
 def served(device: torch.device) -> bool:
@@ -16,7 +16,7 @@ def served(device: torch.device) -> bool:
 
 
 def give_up(device: torch.device, error: Exception) -> None:
-    """Serve this type of device no more: a kernel failed there. It may lack a C compiler, or be too old for Triton."""
+    """Stop using this device type after a kernel failed there. It may lack a C compiler, or be too old for Triton."""
     SERVED.discard(device.type)
     said = str(error).strip().splitlines()
     getLogger("paceline").warning("the kernels for this device do not run: %s", said[0] if said else type(error).__name__)

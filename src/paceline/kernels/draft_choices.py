@@ -1,8 +1,8 @@
-"""Draft choices, in Triton: the next token of every chain of a draft and how likely its model holds it, where the next forward
-reads it.
+"""Draft choices, in Triton: the next token of each chain of a draft and its confidence, written where the next forward pass reads
+them.
 
-A token is the largest score over the temperature, with the position's noise where there is a temperature, as `ranking` has it;
-its confidence is its share in the softmax of these.
+A token has the largest logit / temperature, plus the position's noise if the temperature is above 0, as in `ranking`; its
+confidence is its probability in the softmax of these.
 """
 
 # pyright: reportMissingImports=false, reportOperatorIssue=false, reportCallIssue=false, reportIndexIssue=false
@@ -19,10 +19,10 @@ from paceline.kernels.fused_sampling import _NO_TOKEN, _noised
 _BLOCK = 1024
 
 
-# slices of a table of all levels begin anywhere
+# slices of a table of all levels have any alignment
 @triton.jit(do_not_specialize=["vocab_size"], do_not_specialize_on_alignment=["choices"])
 def _best_and_mass(logits, choices, values, tokens, masses, vocab_size, width, block: tl.constexpr):
-    """One sequence and block of the vocabulary: its largest noised score, the lowest token that has it, and the sum of
+    """One sequence and block of the vocabulary: the largest noised score, the lowest token that has it, and the sum of
     exp(score - largest)."""
     sequence = tl.program_id(0)
     low = tl.load(choices + sequence * 3).to(tl.uint32, bitcast=True)
@@ -43,7 +43,7 @@ def _best_and_mass(logits, choices, values, tokens, masses, vocab_size, width, b
 
 @triton.jit(do_not_specialize=["blocks", "vocab_size"], do_not_specialize_on_alignment=["found", "shares", "following"])
 def _chosen(values, tokens, masses, found, shares, following, blocks, vocab_size, lines: tl.constexpr, follows: tl.constexpr):
-    """The token of one sequence and its share. following: where the next level reads it."""
+    """The token of one sequence and its probability. following: where the next level reads the token."""
     sequence = tl.program_id(0)
     line = tl.arange(0, lines)
     there = line < blocks
@@ -53,7 +53,7 @@ def _chosen(values, tokens, masses, found, shares, following, blocks, vocab_size
     beyond = tl.where(there, (value - best).to(tl.float32), float("-inf"))
     total = tl.sum(mass * tl.exp2(beyond * 1.4426950408889634), 0)
     token = tl.load(tokens + sequence * blocks + line, mask=there, other=_NO_TOKEN)
-    # a row without a number has no best, and whoever looks a token up must find one
+    # a row of NaN has no best token, but the embedding lookup needs a valid one
     token = tl.minimum(tl.min(tl.where(value == best, token, _NO_TOKEN), 0), vocab_size - 1)
     tl.store(found + sequence, token)
     tl.store(shares + sequence, 1.0 / total)
@@ -69,10 +69,10 @@ def choose_drafts(
     shares: torch.Tensor,
     following: torch.Tensor | None,
 ) -> None:
-    """Write the token of every sequence and its share. Does not wait for the device.
+    """Write the token of every sequence and its probability. Does not wait for the device.
 
-    logits: float32 [S, V], contiguous. choices: int32 [S, 3], by which tokens are chosen (`chain_tables.Level`). vocab_size:
-    tokens that may be drafted. found: int32 [S]. shares: float32 [S], not a number where the row holds what is none. following:
+    logits: float32 [S, V], contiguous. choices: int32 [S, 3], noise keys and temperatures (`chain_tables.Level`). vocab_size:
+    tokens that may be drafted. found: int32 [S]. shares: float32 [S], probabilities, NaN if the row contains NaN. following:
     int32 [S], where the next level reads its tokens.
     """
     count, blocks = len(found), triton.cdiv(vocab_size, _BLOCK)

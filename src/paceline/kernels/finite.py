@@ -1,7 +1,7 @@
-"""Finite: what overflows, in Triton, is the largest number there is.
+"""Finite: clamp overflowed numbers to the largest finite one, in Triton.
 
-An infinity weighed with nothing is no number, and so is one minus another: a drafted token that overflows would spoil rows before
-it in its block.
+Infinity times zero is NaN, and so is infinity minus infinity: a drafted token that overflows would spoil rows before it in its
+block.
 """
 
 # pyright: reportMissingImports=false
@@ -15,5 +15,5 @@ import triton.language as tl
 
 @triton.jit
 def finite(numbers, limit: tl.constexpr):
-    """limit: the largest of a dtype. What is no number stays none."""
+    """Clamp to [-limit, limit]; NaN stays NaN. limit: the largest number of a dtype."""
     return tl.where(numbers > limit, limit, tl.where(numbers < -limit, -limit, numbers))

@@ -1,12 +1,12 @@
-"""Fused sampling: from logits to tokens on the device, the very tokens that `sampling.choose` picks.
+"""Fused sampling: from logits to tokens on the device, exactly the tokens that `sampling.choose` picks.
 
-A launch divides by the temperature, drops what lies below the row's cut, adds the position-keyed noise and keeps the best; the
-hash is the 32-bit one of `noise`, bit for bit, its Gumbel computed in float64 and rounded to float32 likewise. Cuts are values:
+A launch divides by the temperature, drops scores below the row's cut, adds the position-keyed noise and keeps the best; the hash
+is the 32-bit one of `noise`, bit for bit, its Gumbel noise likewise computed in float64 and rounded to float32. A cut is a value:
 the k-th largest score, the score where the mass reaches top-p, the largest score plus log min-p, whichever is highest.
 
-Where a device could come to another token the row is refused (-1) and the caller asks `sampling.choose`: no finite score or one
-that is not a number, two best tokens of equal value, or a mass that comes so close to top-p that the order of a sum decides.
-Penalties, biases and bans change single logits from the host's counts and are refused as a whole (`fits`).
+Where the device might choose another token, it declines the row (-1) and the caller uses `sampling.choose`: if there is no finite
+score or a NaN, if two best tokens tie, or if a mass is so close to top-p that the order of a sum decides. Penalties, biases and
+bans change single logits depending on the host's counts; rows with these are not supported (`fits`).
 
 Source: Gumbel-max sampling; the noise is that of `paceline.noise`, which names its sources.
 """
@@ -28,16 +28,16 @@ from paceline.params import SamplingParams
 from paceline.sampling import Context
 
 _SORTED = 1024
-"""Scores sorted per row to find a cut; a top-p that needs more of them is refused."""
+"""Scores sorted per row to find a cut; a row whose top-p needs more of them is declined."""
 _DOUBT = 1e-9
 """Masses are sums of up to V float64 terms in any order: further than this from top-p, every order agrees."""
 _BLOCK = 1024
-"""Logits of one program: as many programs as a device likes to run at once look at a large vocabulary."""
+"""Logits per program, so that a large vocabulary gives enough programs to fill a device."""
 _NO_TOKEN = tl.constexpr(2**31 - 1)
 
 
 def fits(params: SamplingParams, vocab_size: int) -> bool:
-    """Whether rows sampled like this may be handed to `choose_on_device`."""
+    """Whether rows with these sampling parameters may be given to `choose_on_device`."""
     return not params.shapes_logits and (params.temperature == 0.0 or not _SORTED < params.top_k < vocab_size)
 
 
@@ -47,7 +47,7 @@ def _signed(word: int) -> int:
 
 @dataclass(frozen=True)
 class SamplingRows:
-    """What W rows are sampled by, one copy to the device. Known before the logits are: a node's position is root + depth.
+    """Sampling inputs of W rows, in one copy to the device. They do not depend on the logits: a node's position is root + depth.
 
     numbers: float64 [W, 6]: the two signed 32-bit words of the noise's key, temperature, top-k (0: off), top-p and log min-p.
     cuts: whether any row has a cut.
@@ -87,14 +87,14 @@ def _mix32(word):
 @triton.jit
 def _gumbel(tokens, low, high):
     word = _mix32(_mix32(tokens.to(tl.uint32) ^ low) + high)
-    # two sums, for 2**31 + 0.5 is no float32 and a literal might become one
+    # two sums, since 2**31 + 0.5 is not representable in float32, and a literal might become float32
     uniform = ((word.to(tl.int32, bitcast=True).to(tl.float64) + 2147483648.0) + 0.5) * 2.3283064365386963e-10
     return (-tl.log(-tl.log(uniform))).to(tl.float32)
 
 
 @triton.jit
 def _noised(scores, tokens, low, high, temperature):
-    """Scores in float64, with the position's noise where there is a temperature."""
+    """Scores in float64, plus the position's noise if the temperature is above 0."""
     noised = scores.to(tl.float64)
     if temperature > 0.0:
         noised += _gumbel(tokens, low, high).to(tl.float64)
@@ -106,7 +106,7 @@ def _best_of_block(
     logits, numbers, cuts, values, tokens, counts, vocab_size, logits_row, block: tl.constexpr, cutting: tl.constexpr,
 ):  # fmt: skip
     """One row and block of the vocabulary: its largest score + noise (float64), the lowest token that has it, and how many
-    have; a count of -1 says that a logit was not a number."""
+    tokens have it; a count of -1 means that a logit was NaN."""
     row = tl.program_id(0)
     low = tl.load(numbers + row * 6).to(tl.int32).to(tl.uint32, bitcast=True)
     high = tl.load(numbers + row * 6 + 1).to(tl.int32).to(tl.uint32, bitcast=True)
@@ -128,7 +128,7 @@ def _best_of_block(
 
 @triton.jit(do_not_specialize=["blocks"])
 def _best_of_row(values, tokens, counts, numbers, doubts, chosen, blocks, lines: tl.constexpr, cutting: tl.constexpr):
-    """The token of one row, or -1 where the device cannot be sure of it."""
+    """The token of one row, or -1 if it is not certain."""
     row = tl.program_id(0)
     line = tl.arange(0, lines)
     there = line < blocks
@@ -138,7 +138,7 @@ def _best_of_row(values, tokens, counts, numbers, doubts, chosen, blocks, lines:
     leads = there & (value == best)
     token = tl.min(tl.where(leads, tl.load(tokens + row * blocks + line, mask=there, other=_NO_TOKEN), _NO_TOKEN), 0)
     certain = (best > float("-inf")) & (tl.min(count, 0) >= 0)
-    # of equal logits a greedy choice is the lowest token; where there is noise the order of a sum might decide
+    # greedy choice takes the lowest of tied tokens; with noise, rounding might decide a tie
     certain &= (tl.load(numbers + row * 6 + 2) == 0.0) | (tl.sum(tl.where(leads, count, 0), 0) == 1)
     if cutting:
         certain &= tl.load(doubts + row) == 0
@@ -146,14 +146,15 @@ def _best_of_row(values, tokens, counts, numbers, doubts, chosen, blocks, lines:
 
 
 def _cuts(logits: torch.Tensor, numbers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """float32 [W], scores below which are dropped, and bool [W], rows whose cut another order of summing might move.
+    """float32 [W], the score below which each row's scores are dropped, and bool [W], rows whose cut might change with the order
+    of summing.
 
-    The steps are those of `sampling.target_scores`, for all rows at once: top-k, then top-p of what it leaves, then min-p.
+    The steps are those of `sampling.target_scores`, for all rows at once: top-k, then top-p of the rest, then min-p.
     """
     temperature, top_k, top_p, log_min_p = numbers[:, 2:].unbind(1)
     scores = logits / torch.where(temperature > 0, temperature, 1.0).float()[:, None]
     sorted_scores = scores.topk(min(_SORTED, scores.shape[1])).values
-    # the k-th of fewer than k that were sorted is asked for only where k is off
+    # the clamped index is used only if k is off: an enabled k is at most the number of sorted scores
     kth = sorted_scores.gather(1, (top_k.long() - 1).clamp(0, sorted_scores.shape[1] - 1)[:, None])
     cut = torch.where(top_k[:, None] > 0, kth, -torch.inf)
     total = scores.masked_fill(scores < cut, -torch.inf).double().logsumexp(1, keepdim=True)
@@ -169,7 +170,7 @@ def _cuts(logits: torch.Tensor, numbers: torch.Tensor) -> tuple[torch.Tensor, to
 
 
 def choose_on_device(logits: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
-    """int32 [W] on the device: per row the token that `sampling.choose` picks, or -1 where the caller has to ask it.
+    """int32 [W] on the device: per row the token that `sampling.choose` picks, or -1 if the caller has to call it.
 
     logits: float32 [W, V], a row's logits contiguous. Never waits for the device.
     """
@@ -177,7 +178,7 @@ def choose_on_device(logits: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
     cuts, doubtful = _cuts(logits, rows.numbers) if rows.cuts else (None, None)
     blocks = triton.cdiv(vocab_size, _BLOCK)
     values = logits.new_empty(count, blocks, dtype=torch.float64)
-    # not two halves of one: Triton compiles a kernel of its own for pointers that are no multiples of 16
+    # two allocations, not halves of one: Triton compiles a separate kernel for pointers that are not multiples of 16
     tokens, counts = (torch.empty(count, blocks, dtype=torch.int32, device=logits.device) for _ in range(2))
     _best_of_block[(count, blocks)](
         logits, rows.numbers, cuts, values, tokens, counts, vocab_size, logits.stride(0), block=_BLOCK, cutting=rows.cuts,
@@ -191,8 +192,8 @@ def choose_on_device(logits: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
 
 
 class Choices:
-    """The token of each row, as `sampling.choose` picks it: all that the device may decide at once, with one wait; the others one
-    by one, if they are asked for.
+    """The token of each row, as `sampling.choose` picks it: all that the device can choose at once, with one wait; the others one
+    by one, on demand.
 
     logits: float32 [R, V], a row's logits contiguous; one context per row.
     """
@@ -201,7 +202,7 @@ class Choices:
         self._logits, self._contexts = logits, contexts
         asked = [row for row, context in enumerate(contexts) if fits(context.sequence.params, logits.shape[1])]
         self._chosen = [-1] * len(contexts)
-        # a cut takes ten times as long as the choice: those that have none do not wait for it
+        # a cut takes ten times as long as the choice, so rows without cuts are chosen separately
         cut = [row for row in asked if contexts[row].sequence.params.cuts]
         groups = [cut, [row for row in asked if row not in set(cut)]]
         parts = []
@@ -214,7 +215,7 @@ class Choices:
                 self._chosen[row] = token
 
     def __call__(self, row: int) -> int:
-        """Raises LogitsError where it is sampled from and holds no number."""
+        """The token of a row. Raises LogitsError as `sampling.choose` does."""
         if self._chosen[row] < 0:
             self._chosen[row] = sampling.choose(self._logits[row : row + 1], [self._contexts[row]])[0]
         return self._chosen[row]

@@ -1,6 +1,6 @@
-"""Precompiled: the kernels that nearly every run needs, compiled together on a new machine, the slowest to compile first.
+"""Precompiled: the kernels that nearly every run needs, compiled together on a new machine, slowest first.
 
-Embedded drafts are held in int8.
+int8 is among them because embedded draft models use it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Linear layers with weights packed once for oneDNN.
 
-`F.linear` in float32 costs two to three times as much for four rows as for one, because it packs the weight anew for every call;
-with the weight packed beforehand four rows cost what one costs, and that decides whether verifying a draft pays on a CPU.
-The results differ from `F.linear` in the order of sums only, a few units in the last place.
+`F.linear` in float32 costs two to three times as much for four rows as for one, because it packs the weight in every call; with
+the weight packed beforehand, four rows cost as much as one, which decides whether speculation pays on a CPU. The results differ
+from `F.linear` only in the order of sums, a few units in the last place.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import TypeGuard
 import torch
 
 _ROWS_HINT = 16
-"""The row count the packing is laid out for: measured best for a verify of a few rows and no worse for one row or a prefill."""
+"""Row count that the packing is optimised for: measured best for verifying a few rows, and no worse for one row or prefill."""
 _FEWEST_WEIGHTS = 2**17
-"""A packed product costs about 9 microseconds before it begins; below this size `F.linear` makes up for its packing."""
+"""A packed product has an overhead of about 9 microseconds; below this size `F.linear` is faster despite packing."""
 
 
 def available() -> bool:
@@ -34,11 +34,11 @@ class PrepackedLinear(torch.nn.Module):
         self.bias = linear.bias
         self._packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), _ROWS_HINT)
         self.was_read = False
-        """Whether anybody asked for the weight itself."""
+        """Whether `weight` was accessed."""
 
     @property
     def weight(self) -> torch.Tensor:
-        """float32 [out, in], unpacked anew at every call."""
+        """float32 [out, in], unpacked at every access."""
         self.was_read = True
         return self._packed.to_dense()
 
@@ -48,7 +48,7 @@ class PrepackedLinear(torch.nn.Module):
 
 
 def held_bytes(model: torch.nn.Module) -> int:
-    """Bytes of a model's weights, packed ones among them."""
+    """Bytes of a model's weights, packed ones included."""
     packed = [module for module in model.modules() if isinstance(module, PrepackedLinear)]
     plain = sum(parameter.nbytes for parameter in model.parameters())
     return plain + sum(4 * linear.in_features * linear.out_features for linear in packed)
@@ -58,7 +58,7 @@ def prepack(model: torch.nn.Module) -> None:
     """Replace the large plain float32 CPU `Linear`s of `model` in place; a no-op where the packed product is not available."""
     if not available():
         return
-    # one that is replaced is held by nobody: all of them at once would be the model once more
+    # no list of the replaced layers, which would keep a second copy of the weights alive
     for parent in [module for module in model.modules() if not isinstance(module, torch.nn.Linear)]:
         for name, child in list(parent.named_children()):
             if _gains(child):
@@ -66,8 +66,8 @@ def prepack(model: torch.nn.Module) -> None:
 
 
 def unpack_what_is_read(model: torch.nn.Module) -> None:
-    """Put plain `Linear`s back where a model reads weights in its forwards, as Mamba does: unpacking takes far longer than what
-    packing saves. To be called once the model has run."""
+    """Restore plain `Linear`s where a model reads weights directly in its forward pass, as Mamba does: unpacking takes far longer
+    than packing saves. To be called after the model has run once."""
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if isinstance(child, PrepackedLinear) and child.was_read:

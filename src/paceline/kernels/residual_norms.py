@@ -1,8 +1,8 @@
-"""Residual norms, in Triton: what a block says is added to the residual stream, and the next block's input is normalised.
+"""Residual norms, in Triton: a block's output is added to the residual stream, and the next block's input is normalised.
 
-One program takes one row, so a row's bits do not depend on the rows beside it. It adds up the parts that a row product has left.
+One program takes one row, so a row's bits do not depend on the rows beside it. It adds up the partial sums of a row product.
 
-Source: RMSNorm, Zhang and Sennrich (arXiv:1910.07467); norms behind a block as in Gemma 2 (arXiv:2408.00118, section 2).
+Source: RMSNorm, Zhang and Sennrich (arXiv:1910.07467); norms after a block as in Gemma 2 (arXiv:2408.00118, section 2).
 """
 
 # pyright: reportMissingImports=false, reportOperatorIssue=false, reportCallIssue=false, reportIndexIssue=false
@@ -45,7 +45,7 @@ def _joined(
     width: tl.constexpr, lines: tl.constexpr, part_count: tl.constexpr, biased: tl.constexpr, behind: tl.constexpr,
     normed: tl.constexpr, centred: tl.constexpr, early: tl.constexpr,
 ):  # fmt: skip
-    """One row: residual += [norm behind](sum of parts + bias); out = [norm](residual)."""
+    """One row: residual += [norm `behind`](sum of parts + bias); out = [norm](residual)."""
     row = tl.program_id(0).to(tl.int64)
     line = tl.arange(0, lines)
     there = line < width
@@ -74,10 +74,10 @@ def joined(
     part_bias: torch.Tensor | None = None,
     behind: Norm | None = None,
 ) -> torch.Tensor:
-    """The residual stream, normalised unless `norm` is None, [T, D] in `dtype`, after what a block says was added to it in place.
+    """Add a block's output to the residual stream in place; return it, normalised unless `norm` is None, [T, D] in `dtype`.
 
-    residual: float32 [T, D], contiguous. parts: float32 [P, T, D], added up in order; None where no block came before. part_bias:
-    float32 [D]. behind: a norm that what is said passes first; all norms of a model have one epsilon.
+    residual: float32 [T, D], contiguous. parts: the block's output, float32 [P, T, D], added up in order; None before the first
+    block. part_bias: float32 [D]. behind: a norm of the block's output; all norms of a model have the same epsilon.
     """
     count, width = residual.shape
     out = torch.empty(count, width, dtype=dtype, device=residual.device)
@@ -85,7 +85,7 @@ def joined(
     behind_weight, behind_bias = (behind.weight, behind.bias) if behind else (None, None)
     weight, bias = (norm.weight, norm.bias) if norm else (None, None)
     either = norm or behind
-    # with sums of parts of unlike number nothing is fused with what follows them
+    # no fusion of multiplications with additions, so that the number of parts does not change how the rest rounds
     _joined[(count,)](
         residual, parts, part_bias, behind_weight, behind_bias, weight, bias, out, count, either.epsilon if either else 0.0,
         width=width, lines=lines, part_count=0 if parts is None else parts.shape[0], biased=part_bias is not None,

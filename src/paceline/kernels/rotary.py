@@ -1,7 +1,7 @@
-"""Rotary positions, in Triton: what the first product of a layer leaves becomes queries, keys and values, each in its place.
+"""Rotary positions, in Triton: a layer's first product becomes queries, keys and values, written to where they are read.
 
-One program takes some heads of one row: it adds up the product's parts, normalises each head where a model does so, turns it, and
-writes a query beside the others, a key or value into its page.
+One program takes some heads of one row: it adds up the product's parts, normalises each head if the model does so, rotates it,
+and writes queries to their tensor, keys and values into their pages.
 
 Source: RoFormer, Su et al. (arXiv:2104.09864), with the halves of a head as pairs; norms of heads as in Qwen 3 and Gemma 3.
 """
@@ -22,7 +22,7 @@ from paceline.kernels.overlap import begin, overlapped
 from paceline.kernels.residual_norms import Norm
 
 _TOGETHER = 8
-"""Heads of one program."""
+"""Heads per program."""
 
 
 @triton.jit(do_not_specialize=["count"])
@@ -32,14 +32,14 @@ def _turned(
     part_count: tl.constexpr, biased: tl.constexpr, normed: tl.constexpr, grows: tl.constexpr, together: tl.constexpr,
     limit: tl.constexpr, early: tl.constexpr,
 ):  # fmt: skip
-    """One row and some of its heads: those of queries, then of keys, then of values."""
+    """One row and some of its heads, in the order query heads, key heads, value heads."""
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * together + tl.arange(0, together)
     line = tl.arange(0, lines)
     there = (head < heads + 2 * kv_heads)[:, None] & (line < size)[None, :]
     asks, tells = (head < heads)[:, None], (head >= heads + kv_heads)[:, None]
     half: tl.constexpr = rotary // 2
-    # who a number is turned with; itself, where none
+    # the partner in a number's rotated pair; itself if it is not rotated
     other = tl.where(line < half, line + half, tl.where(line < rotary, line - half, line))
     place = head[:, None] * size + line[None, :]
     partner = head[:, None] * size + other[None, :]
@@ -68,21 +68,21 @@ def _turned(
     tl.store(queries + row * heads * size + place, asked.to(queries.dtype.element_ty), mask=there & asks)
     in_slot = slot + place - heads * size
     tl.store(keys + in_slot, finite(turned, limit).to(keys.dtype.element_ty), mask=there & (asks == 0) & (tells == 0))
-    # whoever sees this token is told by its key that there is no number, and who does not weighs its value with nothing
+    # a row that sees a NaN token gets NaN from its key; other rows multiply its value by zero, so NaN in values becomes 0
     cleaned = tl.where(numbers == numbers, finite(numbers, limit), 0.0)
     tl.store(values + in_slot - kv_heads * size, cleaned.to(values.dtype.element_ty), mask=there & tells)
 
 
 @triton.jit
 def _weights(query_norm, key_norm, line, asks, tells, inside):
-    """Of each head's numbers; values have none."""
+    """Norm weights of each head's numbers; 1 for values, which have no norm."""
     own = tl.where(asks, tl.load(query_norm + line, mask=inside, other=0.0)[None, :], 1.0)
     return tl.where(asks | tells, own, tl.load(key_norm + line, mask=inside, other=0.0)[None, :])
 
 
 @dataclass(frozen=True)
 class Heads:
-    """queries, keys: how many heads there are of each. size: numbers of a head, of which the first `rotary` are turned."""
+    """queries, keys: number of heads of each. size: numbers per head, of which the first `rotary` are rotated."""
 
     queries: int
     keys: int
@@ -102,13 +102,13 @@ def turned(
     norms: tuple[Norm, Norm] | None = None,
     growth: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """The queries of a step, [T, H, D] in the dtype of `keys`; its keys and values, as far as they are finite, are written
-    where `destinations` says, and infinite ones as the largest of their dtype; of values what is no number is nothing.
+    """The queries of a step, [T, H, D] in the dtype of `keys`; its keys and values are written to the slots `destinations`,
+    clamped to the largest number of their dtype, with NaN in values replaced by 0.
 
     parts: float32 [P, T, (H + 2 K) D], added up in order: queries, keys, values. tables: cosines and sines, float32 [positions,
-    rotary / 2]. positions, destinations: int32 [T]; a negative position is none and counts as 0. keys, values: [slots, K, D],
-    contiguous. bias: float32 [(H + 2 K) D]. norms: RMSNorms of every query's and every key's head.
-    growth: float32 [positions], what queries are multiplied by.
+    rotary / 2]. positions, destinations: int32 [T]; a negative position is padding and counts as 0. keys, values: [slots, K, D],
+    contiguous. bias: float32 [(H + 2 K) D]. norms: RMSNorms of each query head and of each key head. growth: float32
+    [positions], factors of queries.
     """
     part_count, count, _ = parts.shape
     queries = keys.new_empty(count, heads.queries, heads.size)

@@ -1,15 +1,16 @@
-"""Row products, in Triton: rows of activations times a matrix, where a row's bits never depend on which rows ride beside it.
+"""Row products, in Triton: rows of activations times a matrix, where a row's bits never depend on the rows beside it.
 
-A library chooses how to multiply by the number of rows, and ways differ in the last bits: a token verified beside others would
-not be the token that is decoded alone. Here every output is summed in one order, whatever the tiles: inputs in parts that follow
-from the matrix alone, each part from its first input to its last, the parts in order. Few rows are bound by reading weights, so
-the parts of an output are computed side by side and left for whoever reads them to add up (`residual_norms`, `rotary`); many rows
-are bound by arithmetic, so one program does all parts of its outputs and adds them up itself. Where a device copies whole tiles
-by their descriptors, large matrices are read so: the numbers are the same, and the threads that multiply need not fetch them.
+A library chooses its algorithm by the number of rows, and algorithms differ in the last bits: a token verified beside others
+might not be the token that is decoded alone. Here every output is summed in one order, whatever the tiles: inputs in parts
+determined by the matrix alone, each part from its first input to its last, the parts in order. A product of few rows is bound by
+reading weights, so the parts of an output are computed in parallel and added up by the next kernel (`residual_norms`, `rotary`);
+one of many rows is bound by arithmetic, so one program computes all parts of its outputs and adds them up itself. If the device
+can copy whole tiles by descriptors, large matrices are read that way: the numbers are the same, but no threads are busy with
+loads.
 
 Matrices are [outputs, inputs], as checkpoints store them. The larger side of a tensor core's product takes outputs, the smaller
-one rows: sixteen rows are then no more work than they are. An element of such a product depends neither on its place in the tile
-nor on the tile's size (`benchmarks/gpu.py` checks this on the device at hand).
+one rows, so that few rows waste little work. An element of such a product depends neither on its place in the tile nor on the
+tile's size (`benchmarks/gpu.py` checks this on the device at hand).
 
 Source: split-K products and Stream-K (arXiv:2301.03598) for parts side by side; invariance to the batch after "Defeating
 Nondeterminism in LLM Inference" (He et al., Thinking Machines Lab, 2025); copies of tiles by tensor memory access, CUDA C++
@@ -34,22 +35,22 @@ from paceline.kernels.finite import finite
 from paceline.kernels.overlap import begin, overlapped, since_hopper
 
 _FEW, _SOME, _SEVERAL, _MANY = 64, 128, 256, 512
-"""Rows up to which a tile has all of them, 64 outputs, 64 rows, and (copied by descriptors) 128 outputs."""
+"""Row counts up to which a tile has: all rows; 64 outputs; 64 rows; and (copied by descriptors) 128 outputs."""
 _SIDE_BY_SIDE = 256
-"""Up to so many rows the parts of an output are computed side by side."""
+"""Up to so many rows, the parts of an output are computed in parallel."""
 _DESCRIBED = 1 << 22
-"""Numbers of a matrix that is worth a descriptor, which the host makes."""
+"""Fewest numbers of a matrix that is worth a descriptor, which the host creates."""
 _PROGRAMS, _LEAST_INPUTS = 96, 512
-"""A large device reads weights as fast as it can where so many programs read them, each far ahead; a matrix with fewer outputs is
-divided into parts, no shorter than this."""
+"""A large device reaches its full bandwidth with so many programs, each prefetching far ahead; a matrix with too few outputs for
+that is divided into parts of at least so many inputs."""
 _FEWEST_BYTES = 96 << 10
-"""Of shared memory, where it is not known how much there is."""
+"""Bytes of shared memory to assume if their number is unknown."""
 
 
 @dataclass(frozen=True)
 class Tile:
-    """outputs, rows, inputs: sides of a tile, powers of two from 16 on. The last bits depend on none of them. stages: how many of
-    them are on their way at once."""
+    """outputs, rows, inputs: sides of a tile, powers of two from 16 on. No bit depends on them. stages: tiles being loaded at
+    once."""
 
     outputs: int
     rows: int
@@ -59,9 +60,9 @@ class Tile:
 
     @classmethod
     def of(cls, rows: torch.Tensor, matrices: int = 1, described: bool = False) -> Tile:
-        """The tile that suits these rows, [R, inputs] in any dtype, of which only the count, the size of a number and the device
-        matter. matrices: how many one program multiplies the rows by. described: whether tiles of one matrix are copied by
-        descriptors; with two matrices it makes no difference."""
+        """The tile for these rows, [R, inputs] in any dtype; it depends only on their count, element size and device. matrices:
+        how many one program multiplies the rows by. described: whether tiles of one matrix are copied by descriptors; ignored
+        with two matrices."""
         count, number_bytes, shared = len(rows), rows.element_size(), _shared_bytes(rows.device)
         inputs = (256 if count <= _FEW else 128) // number_bytes
 
@@ -88,7 +89,7 @@ def _shared_bytes(device: torch.device) -> int:
 
 
 def parts_of(outputs: int, inputs: int) -> int:
-    """Into how many parts the inputs of each output are divided. Part of what the target is: another number has other bits."""
+    """Number of parts that inputs are divided into. Part of what the target is: another number gives other bits."""
     parts = 1
     while inputs // (2 * parts) >= _LEAST_INPUTS and triton.cdiv(outputs, 64) * parts < _PROGRAMS:
         parts *= 2
@@ -102,13 +103,13 @@ def part_length(inputs: int, parts: int) -> int:
 
 @triton.jit
 def _tile(matrix, starts, there, first, at, line, inputs, described: tl.constexpr, once: tl.constexpr):
-    """[rows of the matrix, tile of inputs], with zeros beyond its ends. starts, there: of each row. once: whether few others read
-    it."""
+    """[rows of the matrix, tile of inputs], with zeros beyond its ends. starts, there: address and existence of each row. once:
+    whether few other programs read it."""
     if described:
         found = matrix.load([first, at])
     else:
         place = at + line[None, :]
-        # of a part only the last one's end may lie within a tile
+        # only the end of the last part may lie within a tile
         there = there & (place < inputs)
         found = tl.load(starts + place, mask=there, other=0.0, eviction_policy="evict_first" if once else "evict_last")
     return found
@@ -128,8 +129,8 @@ def _product(
     together: tl.constexpr, tile_outputs: tl.constexpr, tile_rows: tl.constexpr, tile_inputs: tl.constexpr, wide: tl.constexpr,
     described: tl.constexpr, early: tl.constexpr,
 ):  # fmt: skip
-    """One tile of rows, of outputs and one part of the inputs; all parts where `together`. sums: float32 [parts, count, outputs],
-    [1, count, outputs] where together. One compiled kernel serves matrices of all sizes."""
+    """One tile of rows and outputs, and one part of the inputs; all parts if `together`. sums: float32 [parts, count, outputs];
+    [1, count, outputs] if together. One compiled kernel serves matrices of all sizes."""
     first_row, first_output = tl.program_id(0) * tile_rows, tl.program_id(1) * tile_outputs
     row, output = first_row + tl.arange(0, tile_rows), first_output + tl.arange(0, tile_outputs)
     part = tl.program_id(2)
@@ -171,7 +172,7 @@ def _gated_product(
     silu: tl.constexpr, biased: tl.constexpr, tile_outputs: tl.constexpr, tile_rows: tl.constexpr, tile_inputs: tl.constexpr,
     wide: tl.constexpr, described: tl.constexpr, limit: tl.constexpr, early: tl.constexpr,
 ):  # fmt: skip
-    """One tile of rows and of outputs. weights: gates [outputs, inputs], then what they gate. out: [count, outputs]."""
+    """One tile of rows and of outputs. weights: the gate matrix [outputs, inputs], then the up matrix. out: [count, outputs]."""
     first_row, first_output = tl.program_id(0) * tile_rows, tl.program_id(1) * tile_outputs
     row, output = first_row + tl.arange(0, tile_rows), first_output + tl.arange(0, tile_outputs)
     line = tl.arange(0, tile_inputs)
@@ -199,12 +200,12 @@ def _gated_product(
 
 
 def _wide(rows: torch.Tensor) -> bool:
-    """The interpreter keeps bfloat16 as raw bits and cannot multiply it; float32 holds its products exactly."""
+    """Whether to multiply in float32: Triton's interpreter cannot multiply bfloat16; float32 holds its products exactly."""
     return not rows.is_cuda and rows.dtype is torch.bfloat16
 
 
 def row_product(rows: torch.Tensor, weights: torch.Tensor, parts: int, tile: Tile | None = None) -> torch.Tensor:
-    """Rows times a matrix: float32 [P, T, outputs], which are to be added up in order; P is `parts` for few rows, else 1.
+    """Rows times a matrix: float32 [P, T, outputs], to be added up in order; P is `parts` for few rows, else 1.
 
     rows: float32, float16 or bfloat16 [T, inputs], numbers of a row contiguous. weights: [outputs, inputs], contiguous, in the
     same dtype. parts: of the inputs, `parts_of` the matrix. Raises ValueError where the shapes do not agree.
@@ -228,10 +229,10 @@ def row_product(rows: torch.Tensor, weights: torch.Tensor, parts: int, tile: Til
 def gated_product(
     rows: torch.Tensor, weights: torch.Tensor, activation: str, bias: torch.Tensor | None = None, tile: Tile | None = None
 ) -> torch.Tensor:
-    """activation(rows x gates) * (rows x gated), in the dtype of rows, the largest of it where that overflows: [T, outputs].
+    """activation(rows x gate) * (rows x up), [T, outputs] in the dtype of rows; overflow gives the largest finite number.
 
-    rows: as in `row_product`. weights: [2 outputs, inputs], gates first. bias: float32 [2 outputs]. activation: "silu" or
-    "gelu_tanh". Raises ValueError where the shapes do not agree.
+    rows: as in `row_product`. weights: [2 outputs, inputs], gate first. bias: float32 [2 outputs]. activation: "silu" or
+    "gelu_tanh". Raises ValueError if the shapes do not agree.
     """
     count, inputs = _checked(rows, weights)
     outputs = weights.shape[0] // 2
@@ -248,7 +249,7 @@ def gated_product(
 
 
 def _is_described(rows: torch.Tensor, weights: torch.Tensor) -> bool:
-    """Whether tiles are copied by descriptors: numbers of two bytes, and rows of both that begin at multiples of 16 bytes."""
+    """Whether tiles are copied by descriptors: requires 2-byte numbers, and rows of both aligned to 16 bytes."""
     return (
         len(rows) > _FEW
         and since_hopper(rows.device)

@@ -1,8 +1,8 @@
-"""Slot moves, in Triton: keys and values of accepted nodes move to where committed ones lie, in all layers with one launch for
-each size of a slot.
+"""Slot moves, in Triton: keys and values of accepted nodes are moved to follow the committed ones, in all layers with one launch
+per slot size.
 
-A path that a draft forked away from lies scattered; behind a verdict its slots are brought together. By layer that would be four
-launches each, which take the host longer than many a forward.
+The accepted path of a forking draft has scattered slots, which are compacted after the verdict. Layer by layer that would take
+four launches each, which cost the host more time than many a forward pass.
 """
 
 # pyright: reportMissingImports=false, reportOperatorIssue=false, reportCallIssue=false, reportIndexIssue=false
@@ -17,12 +17,12 @@ import triton
 import triton.language as tl
 
 _BLOCK = 1024
-"""Words of a slot that one program moves."""
+"""Words (4 bytes) of a slot that one program moves."""
 
 
 @triton.jit(do_not_specialize=["count"])
 def _moved(addresses, places, count, words: tl.constexpr, block: tl.constexpr):
-    """One store and part of its slots: they move one after another, for a slot may be left before another one comes to it."""
+    """One store, and a block of words of its slots. Slots are moved in order, as a later move may overwrite an earlier source."""
     store = tl.load(addresses + tl.program_id(0)).to(tl.pointer_type(tl.int32))
     word = tl.program_id(1) * block + tl.arange(0, block)
     for turn in range(count):
@@ -33,11 +33,12 @@ def _moved(addresses, places, count, words: tl.constexpr, block: tl.constexpr):
 
 
 def slot_mover(stores: Many[torch.Tensor]) -> Callable[[Many[int], Many[int]], None]:
-    """What copies slots within each store, and does not wait for the device. It holds where they lie, and does not keep them.
+    """A function that copies slots within each store without waiting for the device. It keeps the stores' addresses, but does not
+    keep them alive.
 
-    stores: of any shape [pages, page_size, ...], contiguous, a multiple of four bytes to a slot. It is called with sources and
-    destinations: places in pages that are joined end to end, in such an order that none is read behind the one that is written
-    over it. Raises ValueError for slots of other sizes.
+    stores: of any shape [pages, page_size, ...], contiguous, with a multiple of four bytes per slot. The function takes sources
+    and destinations: slot indices over all pages in order, ordered so that no source is read after it was overwritten. Raises
+    ValueError for other slot sizes.
     """
     device = stores[0].device
     by_words: dict[int, list[int]] = {}

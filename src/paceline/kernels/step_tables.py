@@ -1,13 +1,13 @@
 """StepTables: where on the device each row of a step finds its keys, built once per step and read by every layer.
 
 A row sees one key per position, from its window's edge up to its own position, and a position's key lies in one slot. For the
-committed prefix and a chain slot and position agree; below the root of a tree that forks they part, because siblings share a
-position. So a row carries a short list, its `tail`: the slots of its ancestors below the root and of itself, by depth. That list
+committed prefix and a chain, slot and position are equal; below the root of a tree that forks they differ, because siblings share
+a position. So a row has a short list, its `tail`: the slots of its ancestors below the root and of itself, by depth. That list
 replaces the mask. It is N x depth at most, chains need none, and a kernel that walks positions reads the same keys in the same
 order whether they are committed or staged: only the address differs.
 
-Everything is int32 in one buffer, so that a step costs one copy to the device, which does not wait; a captured graph keeps its
-buffer and `load` fills it anew.
+Everything is int32 in one buffer, so that a step costs one asynchronous copy to the device; a captured graph keeps its buffer and
+`load` refills it.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from paceline.kernels.work_items import ALONE, ITEM, Division, count_of, lay_out
 from paceline.step import Segment, Step
 
 NOWHERE = 0
-"""The page that no sequence owns (`cache.paged` leaves it out): rows that only pad a bucket write there."""
+"""The page that no sequence owns (`cache.paged` never allocates it): a bucket's padding rows write there."""
 
 
 def rounded(number: int, least: int) -> int:
-    """Up to a power of two, and no less than `least`."""
+    """`number` rounded up to a power of two, and at least `least`."""
     return max(1 << (number - 1).bit_length(), least)
 
 
@@ -54,7 +54,7 @@ class Extent(NamedTuple):
         segments = step.segments
         rows, sequences, pages = len(step.tokens), len(segments), max([len(held) for held in blocks])
         depth = max([_depth(segment) for segment in segments])
-        # who walks how far follows from the tables, which may be larger than the step
+        # the number of walked splits depends on the size of the tables, which may be larger than the step
         if least is not None:
             rows, sequences = rounded(rows, least.rows), rounded(sequences, least.sequences)
             pages, depth = rounded(pages, least.blocks), rounded(depth, least.depth)
@@ -62,26 +62,26 @@ class Extent(NamedTuple):
         return cls(rows, items if least is None else rounded(items, least.items), sequences, pages, depth)
 
     def bucketed(self, least: Extent) -> Extent:
-        """Every number rounded up to a power of two, and no less than `least` has."""
+        """Every number rounded up to a power of two, and at least that of `least`."""
         return Extent(*map(rounded, self, least))
 
     def walked(self, page_size: int, division: Division) -> tuple[int, int]:
-        """How many splits one program walks from the first on, and how many parts the longest sequence has then."""
+        """How many splits the first program walks, and how many parts the longest sequence then has."""
         return division.walked(self.rows, self.sequences, self.blocks * page_size)
 
 
 SMALLEST = Extent(rows=ALONE[1], items=32, sequences=ALONE[0], blocks=16, depth=16)
-"""What a graph is recorded for at least. A library chooses how to multiply by the number of rows, and other ways have other bits:
-so many rows and fewer are all multiplied alike, and a verified row is what it is decoded alone. They read the same weights. The
-items are those of four sequences of 1024 tokens that decode, or of one and a draft of some rows."""
+"""Smallest extent of a graph. A library chooses its algorithm by the number of rows, and algorithms differ in the last bits: with
+this minimum, all smaller steps use the same one, so that a verified row equals the row decoded alone. The cost is small, as the
+same weights are read. The items suffice for four decoding sequences of 1024 tokens, or for one and a draft of a few rows."""
 
 
 @dataclass
 class RowTables:
-    """Where rows find their keys, as kernels read it, all of it int32 on the device.
+    """Where rows find their keys, in the form that kernels read, all int32 on the device.
 
     positions: [T], -1 for padding. items: [items, 5]: sequence, first row, rows, straight (slots below it are positions), part of
-    the positions; rows are 0 in those that pad. blocks: [S, blocks], page ids. tail: [T, depth]. destinations: [T], page *
+    the positions; padding items have 0 rows. blocks: [S, blocks], page ids. tail: [T, depth]. destinations: [T], page *
     page_size + place of the row's own key. token_ids: [T].
     """
 
@@ -97,21 +97,21 @@ class RowTables:
 
     @staticmethod
     def shapes(extent: Extent) -> tuple[tuple[int, ...], ...]:
-        """Of the tables, in their order."""
+        """Shapes of the tables, in their order."""
         rows, items, sequences, blocks, depth = extent
         return (rows,), (items, ITEM), (sequences, blocks), (rows, depth), (rows,), (rows,)
 
     @property
     def walked(self) -> tuple[int, int]:
-        """How many splits one program walks from the first on, and how many parts the longest sequence has then."""
+        """How many splits the first program walks, and how many parts the longest sequence then has."""
         return self.extent.walked(self.page_size, self.division)
 
 
 class Loaded:
-    """int32 tables that lie in one buffer, here and on a device, so that one copy loads them all."""
+    """int32 tables in one buffer, on the host (`here`) and on a device (`there`), so that one copy loads them all."""
 
     def __init__(self, shapes: Many[tuple[int, ...]], device: torch.device) -> None:
-        # every table begins at a multiple of 16 bytes: Triton compiles a kernel of its own for pointers that do not
+        # every table begins at a multiple of 16 bytes: Triton compiles a separate kernel for pointers that do not
         ends = np.cumsum([-(-int(np.prod(shape)) // 4) * 4 for shape in shapes])
 
         def views(buffer: torch.Tensor) -> list[torch.Tensor]:
@@ -124,19 +124,19 @@ class Loaded:
         self.there, self.here = views(self._buffer), [view.numpy() for view in views(self._host)]
 
     def open(self) -> None:
-        """Before anything is written here: what was loaded last is there by then."""
+        """Wait until the previous copy has finished; to be called before the host tables are written."""
         if self._copied is not None:
             self._copied.synchronize()
 
     def load(self) -> None:
-        """Does not wait for the device."""
+        """Copy the host tables to the device, without waiting for it."""
         self._buffer.copy_(self._host, non_blocking=True)
         if self._copied is not None:
             self._copied.record()
 
 
 class StepTables(RowTables):
-    """Those of one step."""
+    """The tables of one step."""
 
     def __init__(self, extent: Extent, page_size: int, division: Division, device: torch.device) -> None:
         loaded = Loaded(self.shapes(extent), device)
@@ -145,14 +145,14 @@ class StepTables(RowTables):
 
     @classmethod
     def of(cls, step: Step, blocks: Many[array[int]], page_size: int, division: Division, device: torch.device) -> StepTables:
-        """Tables of the very size of one step."""
+        """Tables exactly as large as one step."""
         tables = cls(Extent.of(step, blocks, page_size, division), page_size, division, device)
         tables.load(step, blocks)
         return tables
 
     def load(self, step: Step, blocks: Many[array[int]]) -> None:
-        """Describe this staged step. Raises ValueError where it does not fit. Does not wait for the device, but for the copy of
-        what was loaded before."""
+        """Describe this staged step. Raises ValueError if it does not fit. Waits only for the previous load's copy to the
+        device."""
         self._loaded.open()
         try:
             self._describe(step, blocks)
@@ -176,17 +176,17 @@ class StepTables(RowTables):
 
 
 def places_of(slots: Iterable[int], blocks: array[int], page_size: int) -> list[int]:
-    """Where slots of a sequence lie in pages that are joined end to end."""
+    """Indices of a sequence's slots in the pool of pages, seen as one array of slots."""
     return [blocks[slot // page_size] * page_size + slot % page_size for slot in slots]
 
 
 def _depth(segment: Segment) -> int:
-    """Levels below the root whose slots have to be told, at least 1: those of a chain lie in order."""
+    """Levels below the root whose slots must be listed, at least 1; those of a chain are in order."""
     return 1 if segment.tree is None or segment.is_chain else max(segment.tree.depth)
 
 
 def _fill_tail(tail: np.ndarray, segment: Segment) -> None:
-    """Write the tails of the segment's nodes: a node's is its parent's and its own slot."""
+    """Write the tails of the segment's nodes: a node's tail is its parent's plus its own slot."""
     tree = segment.tree
     assert tree is not None
     root, deepest = segment.slot(0), max(tree.depth)

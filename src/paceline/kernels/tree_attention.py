@@ -1,22 +1,22 @@
 """Tree attention over a paged cache, in Triton: a flat ragged step of chunks, decodes and draft trees in two launches or one.
 
-Keys and values of a layer lie in pages [pages, page_size, K, D]. A row attends to positions, not to slots: `StepTables` says in
-which slot each position's key lies for that row. The first launch works on (item, kv head), where an item is a tile of rows and a
-part of the positions (`work_items.py`); the second merges a row's splits by log-sum-exp. Where tiles are many enough one program
-walks splits and merges as it goes. What is left to be merged may be large behind a long text: then key heads take turns, two
-launches for some of them at a time.
+Keys and values of a layer lie in pages [pages, page_size, K, D]. A row attends to positions, not to slots: `StepTables` gives the
+slot of each position's key for that row. The first launch works on (item, kv head), where an item is a tile of rows and a part of
+the positions (`work_items.py`); the second merges a row's splits by log-sum-exp. With enough tiles, one program walks several
+splits and merges as it goes. After a long text the results to be merged may be large: then key heads take turns, two launches for
+some of them at a time.
 
-Verify and decode give the same bits, and what rides beside a row does not show, because
+Verifying and decoding give the same bits, and a row's bits do not depend on the rows beside it, because
 - splits and the blocks within them begin at fixed positions, counted from 0, and are summed in order; which of them a row sums
   follows from its own position and the layer's window alone;
-- a staged key is summed at its position's place, as if it were committed. In a block where the paths of a draft part, the rows
-  of a tile take turns: each computes the whole tile against its own keys and keeps its own line of the result. So do rows that
-  have a tile each;
+- a staged key is summed at its position's place, as if it were committed. In a block where the paths of a draft diverge, the rows
+  of a tile take turns: each computes the whole tile against its own keys and keeps its own line of the result. Rows that have a
+  tile each are computed in the same way;
 - an element of a tensor core's product [rows, D] x [D, block_keys] depends neither on its place in the tile nor on how tall the
-  tile is (`benchmarks/gpu.py` checks this on the device at hand; BLAS under the interpreter does not have the property, so the
-  tests put in a product that has), and what is summed across a tile is summed in whole numbers;
+  tile is (`benchmarks/gpu.py` checks this on the device at hand; BLAS under the interpreter lacks this property, so the tests
+  substitute a product that has it), and sums across a tile are sums of integers;
 - few compiled kernels serve all steps of a layer: arguments that vary between steps are not specialised, and the same operations
-  add splits up whether they are walked or merged.
+  add up splits, walked or merged.
 
 Source: split positions and their merge after Flash-Decoding (Dao et al., 2023) and FlashAttention-2 (arXiv:2307.08691, section
 3.1); tree attention after SpecInfer (arXiv:2305.09781, section 4.2); pages after PagedAttention (arXiv:2309.06180, section 4);
@@ -37,7 +37,7 @@ from paceline.kernels.overlap import begin, overlapped
 from paceline.kernels.step_tables import RowTables
 
 _SCRATCH = 1 << 26
-"""Numbers that splits leave to be merged, at most, where those of one key head are no more."""
+"""Most numbers that splits leave to be merged; exceeded only if a single key head leaves more."""
 
 
 @triton.jit
@@ -52,7 +52,8 @@ def _taken_in(
     key_dim: tl.constexpr, value_dim: tl.constexpr, key_line, value_line, capped: tl.constexpr, scaled: tl.constexpr,
     wide: tl.constexpr,
 ):  # fmt: skip
-    """One block of keys more. place: of each key, counted in heads; live: whether it is there; seen: by which lines."""
+    """Add one more block of keys. place: each key's index in the cache, in units of heads; live: whether the key exists; seen:
+    which lines see it."""
     found = tl.load(
         keys + place[:, None] * key_dim + key_line[None, :], mask=live[:, None] & (key_line < key_dim)[None, :], other=0.0
     )
@@ -85,11 +86,11 @@ def _taken_in(
         more = tl.dot(weights.to(asked.dtype).to(tl.float32), held.to(tl.float32), input_precision="ieee")
     else:
         more = tl.dot(weights.to(asked.dtype), held, input_precision="ieee")
-    # a line that sees none of them keeps its very bits, even where another's values have overflowed
+    # a line that sees none of these keys keeps its exact bits, even if another line's values overflowed
     touched = tl.max(seen.to(tl.int32), 1) > 0
     mix = tl.where(touched[:, None], mix * fade[:, None] + more, mix)
-    # whole numbers have one sum, in whatever order a tile of another height adds them up; they count parts of the block's own
-    # largest weight, lest a long tail of small ones be none
+    # the sum of integers does not depend on the order in which a tile of another height adds them; they are scaled by the block's
+    # own largest weight, so that a long tail of small weights does not vanish
     scaling = 24.0 + tl.minimum(tl.floor(base - highest), 100.0)
     counts = tl.sum((weights * tl.exp2(scaling)[:, None] + 0.5).to(tl.int32), 1)
     mass = tl.where(touched, tl.fma(mass, fade, counts.to(tl.float32) * tl.exp2(-scaling)), mass)
@@ -110,13 +111,13 @@ def _split_of(position, split_keys: tl.constexpr, near_keys: tl.constexpr, near_
 
 @triton.jit
 def _next_split(position, split_keys: tl.constexpr, near_keys: tl.constexpr, near_splits: tl.constexpr):
-    """Where the split behind that of a position begins."""
+    """Start of the split after the one that contains a position."""
     return _start_of(_split_of(position, split_keys, near_keys, near_splits) + 1, split_keys, near_keys, near_splits)
 
 
 @triton.jit
 def _added(mix, mass, peak, its_mix, its_mass, its_peak):
-    """What lines have summed so far, and a split more. Two kernels add splits up and must round alike: fused by hand."""
+    """Add one more split to the lines' sums. Two kernels add up splits and must round alike, hence explicit fma."""
     grown = tl.maximum(peak, its_peak)
     base = tl.where(grown == float("-inf"), 0.0, grown)
     fade = tl.exp2(peak - base)
@@ -126,21 +127,21 @@ def _added(mix, mass, peak, its_mix, its_mass, its_peak):
 
 @triton.jit
 def _begun_anew(mix, mass, peak, its_mix, its_mass, its_peak):
-    """What lines have summed with a split that ends, and nothing yet of the next one."""
+    """Add a finished split to the lines' sums, and reset the sums of the current split."""
     mix, mass, peak = _added(mix, mass, peak, its_mix, its_mass, its_peak)
     return mix, mass, peak, tl.zeros_like(its_mix), tl.zeros_like(its_mass), tl.full(its_peak.shape, float("-inf"), tl.float32)
 
 
 @triton.jit
 def _ended(mix, mass, peak, sinks, heads, there, sunk: tl.constexpr):
-    """Over the sum of weights, to which the sink of each line's head belongs. Lines that are not there have zeros."""
+    """Divide by the sum of weights, including the sink of each line's head. Unused lines have zeros."""
     if sunk:
         sink = tl.load(sinks + heads).to(tl.float32)
         log2_e = tl.full(sink.shape, 1.4426950408889634, tl.float32)
         grown = tl.maximum(peak, sink * log2_e)
         fade = tl.exp2(peak - grown)
         mix = mix * fade[:, None]
-        # fused by hand, as in `_added`
+        # explicit fma, as in `_added`
         mass = tl.fma(mass, fade, tl.exp2(tl.fma(sink, log2_e, -grown)))
     return mix / tl.where(there, mass, 1.0)[:, None]
 
@@ -158,12 +159,12 @@ def _attend_splits(
     split_keys: tl.constexpr, near_keys: tl.constexpr, near_splits: tl.constexpr, capped: tl.constexpr, scaled: tl.constexpr,
     sunk: tl.constexpr, walks: tl.constexpr, wide: tl.constexpr, early: tl.constexpr,
 ):  # fmt: skip
-    """One tile and kv head, and the first `walked` splits, one after another, or one of those behind them. Scores are kept in
-    base 2. Writes per row, head and program: the unnormalised mix of values [T, H, P, D'], the largest score and the sum of
-    weights [T, H, P], all float32; where one program walks all splits, what `_merge_splits` would make of it to `out`. There are
-    programs, and room in what is to be merged, for `at_once` kv heads from `first_head` on."""
+    """One tile and kv head, and the first `walked` splits, one after another, or one of the later splits. Scores are in base 2.
+    Writes per row, head and program: the unnormalised mix of values [T, H, P, D'], the largest score and the sum of weights
+    [T, H, P], all float32; if one program walks all splits, it writes the final result to `out` instead. The launch covers, and
+    the buffers have room for, `at_once` kv heads from `first_head` on."""
     begin(early)
-    # heads of one place lie side by side in a page, and are read so
+    # heads of one slot are adjacent in a page, so programs of different heads run side by side
     item = items + tl.program_id(0) // at_once * 5
     sequence = tl.load(item)
     first = tl.load(item + 1)
@@ -197,11 +198,11 @@ def _attend_splits(
     peak = tl.full([tile_lines], float("-inf"), tl.float32)
     mass = tl.zeros([tile_lines], tl.float32)
     mix = tl.zeros([tile_lines, value_lines], tl.float32)
-    # of the splits that were walked to their ends
+    # sums over the finished splits
     sum_mix, sum_mass, sum_peak = mix, mass, peak
     at_first = tl.maximum(low, lowest // block_keys * block_keys)
     border = _next_split(at_first, split_keys, near_keys, near_splits)
-    # from this block on the paths of a draft part; before it slots are positions for all rows of the tile
+    # from this block on, the paths of a draft diverge; before it, slots equal positions for all rows of the tile
     parting = tl.where(last >= straight, tl.minimum(straight // block_keys * block_keys, end), end)
     for at in range(at_first, parting, block_keys):
         if walks:  # noqa: SIM102
@@ -277,7 +278,7 @@ def _merge_splits(
     mass = tl.zeros([1], tl.float32)
     mix = tl.zeros([1, value_lines], tl.float32)
     lone = tl.zeros([1], tl.int32)
-    # what was walked is one of them
+    # the walked splits count as one
     first = tl.maximum(_split_of(edge, split_keys, near_keys, near_splits) - walked + 1, 0)
     last = tl.maximum(_split_of(position, split_keys, near_keys, near_splits) - walked + 1, 0)
     # padding has position -1 and merges nothing
@@ -292,7 +293,7 @@ def _merge_splits(
 
 
 def _at_once(rows: int, heads: int, kv_heads: int, programs: int, value_dim: int) -> int:
-    """How many kv heads are attended to by one launch: all, unless they leave too much to be merged; then turns are alike."""
+    """How many kv heads one launch covers: all, unless their results exceed `_SCRATCH`; then launches of equal size."""
     if programs == 1:
         return kv_heads
     each = rows * (heads // kv_heads) * programs * value_dim
@@ -321,11 +322,11 @@ def tree_attention(
     value_scales: float32 [pages, page_size, K]. window: how many positions a row sees, its own included; 0 for all. softcap:
     scores become softcap * tanh(score / softcap). sinks: [H], a logit per head that joins the softmax and has no value.
 
-    Raises ValueError where the shapes do not agree. Never waits for the device, so that a graph can capture it.
+    Raises ValueError if the shapes do not agree. Never waits for the device, so that a graph can capture it.
     """
     rows, heads, key_dim = query.shape
     _, page_size, kv_heads, value_dim = values.shape
-    # how many pages there are may differ, where memory ended as they grew: nobody is given one that either lacks
+    # the numbers of pages may differ if memory ran out while they grew: no page is used that either of them lacks
     if rows != tables.extent.rows or keys.shape[1:] != (page_size, kv_heads, key_dim) or page_size != tables.page_size:
         raise ValueError("query, pages and tables do not describe the same step")
     if (
@@ -341,7 +342,7 @@ def tree_attention(
     if (key_scales is None) != (value_scales is None):
         raise ValueError("keys and values are scaled together or not at all")
     walked, programs = tables.walked
-    # where all are walked nobody else writes what pads a step
+    # if all splits are walked, padding rows are never written
     out = query.new_zeros(rows, heads, value_dim) if programs == 1 else query.new_empty(rows, heads, value_dim)
     group, at_once = heads // kv_heads, _at_once(rows, heads, kv_heads, programs, value_dim)
     mixed = query.new_empty(rows if programs > 1 else 0, at_once * group, programs, value_dim, dtype=torch.float32)

@@ -1,12 +1,12 @@
-"""Work items: how attention over a step is divided among programs, as the host tells it; neither Triton nor a device is needed.
+"""Work items: how the host divides attention over a step among programs; needs neither Triton nor a device.
 
-Positions fall into splits, which begin where they do for every text, and splits into parts: the first so many that one program
-walks, and behind them each by itself. An item is a tile of rows and one part that these rows reach, so no program is started for
-positions that a sequence does not have, however long the longest one is.
+Positions are divided into splits, at the same borders for every text, and splits are grouped into parts: the first part holds
+all splits that one program walks one after another, each later part a single split. An item is a tile of rows and one part that
+these rows reach, so no program is started for positions that a sequence does not have, however long the longest one is.
 
-The nodes of a draft that forks share a tile only where none of them lies: from the part in which their paths part each row has
-items of its own, and all of them are worked on at once. In one tile they would take turns. But where tiles are many enough to be
-walked a device is busy as it is, and there a tile that takes turns reads less than its rows do by themselves.
+The nodes of a draft that forks share a tile only for positions before the fork: from the part in which their paths diverge, each
+row has items of its own, which run in parallel. In one tile the rows would take turns. But with tiles enough to be walked, the
+device is busy anyway, and a tile that takes turns reads less than its rows would separately.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from paceline.step import Segment
 Run = tuple[int, int, int, int, int, int]
 """Items of the same rows, one per part: sequence, first row, rows, straight (slots below it are positions), first part, parts."""
 ITEM = 5
-"""Numbers of an item: those of a run but the last, with the part itself in place of the first one."""
+"""Numbers of an item: as a run, with the part in place of the first part and the number of parts."""
 ALONE = 8, 64
-"""Sequences and rows at most of a step that may hold a single tile, as what is recorded is recorded for so many at least."""
+"""Sequences and rows of tables up to which they may hold a single tile: recordings have at least this extent."""
 _HELD = 1 << 14
-"""Tiles times parts at most, where tiles are many: for each a key head leaves some 16 KB to be merged."""
+"""Most tiles times parts, when tiles are many: each leaves some 16 KB per key head to be merged."""
 
 
 class Division(NamedTuple):
-    """What of a tiling and of a layer's heads decides who works on what.
+    """The part of a tiling, and of a layer's heads, that determines the work items.
 
-    rows_per_tile: rows of a step that share a tile. near, near_splits, split, few: as `Tiling` has them.
+    rows_per_tile: rows of a step that share a tile. near, near_splits, split, few: as in `Tiling`.
     """
 
     rows_per_tile: int
@@ -42,17 +42,17 @@ class Division(NamedTuple):
     few: int
 
     def split_of(self, position: int) -> int:
-        """Which split a position lies in."""
+        """The split that contains a position."""
         far = position - self.near * self.near_splits
         return position // self.near if far < 0 else self.near_splits + far // self.split
 
     def walked(self, rows: int, sequences: int, positions: int) -> tuple[int, int]:
-        """How many splits one program walks from the first on, and how many parts so many positions have then. No bit depends
-        on it. rows, sequences: as many as the tables of a step hold.
+        """How many splits one program walks from the first on, and into how many parts so many positions are divided then. It
+        changes no bit of the result. rows, sequences: those of a step's tables.
 
-        Where tiles are many they keep a device busy, and splits that were not walked have to be written and merged; but of few
-        tiles, or where one text is far longer than those beside it, a program that walks too far ends long behind the others.
-        There it walks no further than it must for what is written to stay within bounds.
+        Many tiles keep a device busy, and splits that are not walked have to be written and merged. But with few tiles, or when
+        one text is far longer than the others, a program that walks too far finishes long after the others; then it walks only as
+        far as needed to bound the memory of the results to be merged.
         """
         splits = self.split_of(positions - 1) + 1
         few_sequences, few_rows = ALONE
@@ -64,11 +64,11 @@ class Division(NamedTuple):
         return walked, splits - walked + 1
 
     def parts(self, position: int, walked: int) -> int:
-        """How many parts there are up to and with that of a position."""
+        """Number of parts up to and including the one that contains a position."""
         return max(self.split_of(position) - walked + 1, 0) + 1
 
     def chain(self, number: int, low: int, rows: int, start: int, straight: int, walked: int) -> list[Run]:
-        """What there is to do for rows of a sequence that lie in order, the first of them, `low`, at position `start`."""
+        """The runs for consecutive rows of a sequence, the first of them, `low`, at position `start`."""
         size = self.rows_per_tile
         if rows <= size:
             return [(number, low, rows, straight, 0, self.parts(start + rows - 1, walked))]
@@ -79,11 +79,11 @@ class Division(NamedTuple):
         return found
 
     def runs(self, segments: Iterable[Segment], walked: int) -> list[Run]:
-        """What there is to do for a step. Rows of a chain and nodes of a tree below it never share a tile, for their keys are
-        found unlike."""
+        """The runs for a step. Rows of a chain and the nodes of a forking tree below it never share a tile, since their keys are
+        found differently."""
         found = list[Run]()
         for number, segment in enumerate(segments):
-            # a chain's slots lie in order to its end
+            # a draft that is a chain has its slots in order to the end
             forks = not segment.is_chain
             rows, start = segment.chain if forks else segment.rows, segment.start
             end = start + rows
@@ -93,7 +93,7 @@ class Division(NamedTuple):
         return found
 
     def _forked(self, number: int, segment: Segment, straight: int, walked: int) -> list[Run]:
-        """What there is to do for the nodes below the root of a draft that forks."""
+        """The runs for the nodes below the root of a draft that forks."""
         assert segment.tree is not None
         first, depth, size = segment.low + segment.chain, segment.tree.depth[1:], self.rows_per_tile
         tiles = [(low, depth[low : low + size]) for low in range(0, len(depth), size)]
@@ -103,21 +103,21 @@ class Division(NamedTuple):
             ]
         common = self.split_of(straight)
         found: list[Run] = [(number, first + low, len(its), straight, 0, common) for low, its in tiles if common]
-        # of few levels, and so of few sums
+        # computed per level, as there are few
         parts = [self.split_of(straight - 1 + level) + 1 - common for level in range(max(depth) + 1)]
         return found + [(number, first + node, 1, straight, common, parts[level]) for node, level in enumerate(depth)]
 
 
 def count_of(runs: Iterable[Run]) -> int:
-    """How many items they are."""
+    """Number of items of these runs."""
     return sum([run[ITEM] for run in runs])
 
 
 def lay_out(runs: list[Run], items: np.ndarray) -> None:
-    """Write them to items, int32 [items, 5]: sequence, first row, rows, straight, part; rows are 0 in those that pad. Raises
-    ValueError where they do not fit.
+    """Write runs to items, int32 [items, 5]: sequence, first row, rows, straight, part; padding items have 0 rows. Raises
+    ValueError if they do not fit.
 
-    Tiles that read the same part of a text stand side by side, so that what one reads is near when the next one asks for it.
+    Items of the same part are adjacent, so that keys that one tile reads are still cached when the next one needs them.
     """
     end = count_of(runs)
     if end > len(items):
@@ -129,10 +129,10 @@ def lay_out(runs: list[Run], items: np.ndarray) -> None:
     else:
         table = np.array(runs, np.int32)
         parts = table[:, ITEM]
-        # less the items before each
+        # the first part minus the items of earlier runs, so that adding an item's index gives its part
         table[:, ITEM - 1] += parts - parts.cumsum(dtype=np.int32)
         found = table[:, :ITEM].repeat(parts, 0)
         found[:, ITEM - 1] += np.arange(end, dtype=np.int32)
-        # numbers of two bytes are sorted by counting them
+        # numpy sorts 16-bit integers by radix sort
         items[:end] = found[found[:, ITEM - 1].astype(np.uint16).argsort(kind="stable")]
     items[end:] = 0

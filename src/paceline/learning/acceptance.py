@@ -1,9 +1,10 @@
-"""Acceptance: how often drafts come true, learnt as the text is written, by drafter, depth, confidence and request.
+"""Acceptance: how often drafts are right, learnt as the text is written, by drafter, depth, confidence and request.
 
-A drafter says how likely it holds each token (`DraftTree.confidences`, which may mean anything as long as more is better); here
-that becomes a probability. What is learnt from is the text: every node whose parent came true was right or wrong, whether the
-target looked at it or not, so a drafter that is not listened to is judged all the same. A draft that was right as far as the text
-goes is judged on as that is written: whoever is cut short by what is known of deep nodes would else never learn more of them.
+A drafter gives each token a confidence (`DraftTree.confidences`, which may mean anything as long as more is better); here it
+becomes a probability. Rates are learnt from the text: it shows whether a node whose parent was right was right too, even where
+the target did not verify it, so drafters whose nodes are not verified are judged all the same. A draft that is right as far as
+the text goes is judged further as the text grows: else, where estimates for deep nodes cut drafts short, these would never be
+corrected.
 """
 
 from __future__ import annotations
@@ -19,19 +20,19 @@ from paceline.stopping import CLASSES, DEEPEST, LIKELIEST, class_of, shifted
 from paceline.tree import DraftTree
 
 _PRIOR = 4.0
-"""How many observations a drafter's own word counts for."""
+"""How many observations a drafter's own confidence counts for."""
 _MEMORY = 400.0
 """Observations of a class remembered before older ones fade."""
 _FADING = 0.93
-"""What a step leaves of what a request has shown before: some fifteen steps count."""
+"""Decay per step of what a request has shown: some fifteen steps count."""
 _DOUBT, _DOUBT_BEFORE = 2.5, 6.0
-"""Expected hits, or misses, of a request that must have come in, or failed to, before it is held to differ from others: where the
-confidences of a draft are known, and before."""
+"""Pseudo-counts of hits and misses, so that a request is taken to differ from others only on evidence: where the confidences of a
+draft are known, and before."""
 
 
 @dataclass(slots=True)
 class _Record:
-    """What one drafter did for one request of late: nodes that were judged, hits among them, and how many were expected."""
+    """One drafter's recent record for one request: nodes that were judged, hits among them, and hits expected."""
 
     judged: float = 0.0
     hits: float = 0.0
@@ -44,19 +45,19 @@ class _Record:
 
 
 class Acceptance:
-    """Probabilities that drafted tokens come true. Requests are known by their key until they are released."""
+    """Probabilities that drafted tokens are right. Requests are known by their key until they are released."""
 
     def __init__(self) -> None:
         self._rates: dict[str, list[list[DecayedRate | None]]] = {}
         """Source -> by level and class of confidence; None where no token was judged yet."""
         self._chances: dict[str, np.ndarray] = {}
-        """Source -> the same rates as a table, for drafters that end by them."""
+        """Source -> the same rates as a table, for drafters that follow a stopping rule."""
         self._requests: dict[tuple[int, str], _Record] = {}
         self._open: dict[int, dict[str, tuple[DraftTree, int]]] = {}
-        """Request -> source -> a draft of it that the text has followed to the end, so far, and the node it has come to."""
+        """Request -> source -> a draft that the text has followed so far, and the node that it has reached."""
 
     def rated(self, key: int, tree: DraftTree) -> DraftTree:
-        """The tree with the probability that each token is right once its parent is, in place of its drafter's word."""
+        """The tree with the probability that each token is right once its parent is, in place of its drafter's confidence."""
         if len(tree) == 1:
             return tree
         of, odds, rates = "", 1.0, self._rates_of("")
@@ -65,13 +66,13 @@ class Acceptance:
             if source != of:
                 of, odds, rates = source, self.odds(key, source), self._rates_of(source)
             rate = rates[depth - 1 if depth < DEEPEST else -1][class_of(held)]
-            # what was never judged is at first taken at its drafter's word
+            # where no token was judged yet, the drafter's confidence is taken as the probability
             chance = shifted(_word(held) if rate is None else rate.rate, odds)
             confidences.append(chance if chance < LIKELIEST else LIKELIEST)
         return tree.rated(confidences)
 
     def odds(self, key: int, source: str) -> float:
-        """How many times their usual odds the tokens of a draft have for this request."""
+        """Factor on the usual odds that tokens of a draft are right, for this request."""
         record = self._requests.get((key, source))
         return record.odds(_DOUBT) if record is not None else 1.0
 
@@ -81,7 +82,7 @@ class Acceptance:
         return record.odds(_DOUBT_BEFORE) if record is not None else 1.0
 
     def chances(self, source: str) -> np.ndarray:
-        """float32 [DEEPEST, CLASSES]: how likely a token comes true, by level and class of confidence; it is learnt on."""
+        """float32 [DEEPEST, CLASSES]: how likely a token is right, by level and class of confidence; later updated in place."""
         table = self._chances.get(source)
         if table is None:
             words = (np.arange(CLASSES, dtype=np.float32) + 0.5) / CLASSES
@@ -93,17 +94,17 @@ class Acceptance:
         return table
 
     def observe(self, key: int, tree: DraftTree, emitted: Many[int]) -> None:
-        """See what was emitted behind the root of a tree as one drafter proposed it, confidences and all."""
+        """Learn from what was emitted behind the root of a tree, which is as one drafter proposed it, with its confidences."""
         if len(tree) > 1:
             self._judge(key, tree, 0, emitted, _FADING)
 
     def go_on(self, key: int, emitted: Many[int]) -> None:
-        """See what was emitted behind drafts of steps before, where the text has followed one so far."""
+        """Learn from what was emitted behind drafts of earlier steps that the text has followed so far."""
         for tree, at in list(self._open.pop(key, {}).values()):
             self._judge(key, tree, at, emitted, 1.0)
 
     def _judge(self, key: int, tree: DraftTree, at: int, emitted: Many[int], fading: float) -> None:
-        """See what was emitted behind one node of a tree. fading: what is left of what the request has shown before."""
+        """Learn from what was emitted behind one node of a tree. fading: decay of what the request has shown before."""
         judged, end = _judged(tree, at, emitted)
         of, hits, expected = "", 0.0, 0.0
         rates, table = self._rates_of(of), self._chances.get(of)
@@ -127,11 +128,11 @@ class Acceptance:
             record.hits = fading * record.hits + hits
             record.expected = fading * record.expected + expected
         if end is not None:
-            # of drafts that overlap one is enough
+            # one of several overlapping drafts is enough
             self._open.setdefault(key, {}).setdefault(of, (tree, end))
 
     def release(self, key: int) -> None:
-        """Forget a request; what it taught about its drafters stays."""
+        """Forget a request; what was learnt from it about drafters stays."""
         self._open.pop(key, None)
         for known in [place for place in self._requests if place[0] == key]:
             del self._requests[known]
@@ -149,7 +150,7 @@ def _word(held: float) -> float:
 
 
 def _judged(tree: DraftTree, at: int, emitted: Many[int]) -> tuple[list[tuple[int, bool]], int | None]:
-    """Every node behind `at` whose parent came true, and whether it did; and the node that the text has come to, None where it
+    """Every node behind `at` whose parent was right, and whether it was; and the node that the text has reached, None where it
     has left the tree, or the tree has ended."""
     judged: list[tuple[int, bool]] = []
     if tree.is_chain:
@@ -170,7 +171,7 @@ def _judged(tree: DraftTree, at: int, emitted: Many[int]) -> tuple[list[tuple[in
 
 
 def expected_tokens(tree: DraftTree) -> float:
-    """Tokens a step is expected to emit: one, and one for every candidate that comes true with all its ancestors.
+    """Tokens a step is expected to emit: one, and one for every candidate that is right with all its ancestors.
 
     The tree's confidences are taken as probabilities. Source: Sequoia (arXiv:2402.12374), section 4.1, for any tree.
     """

@@ -1,4 +1,4 @@
-"""Calibration: per drafter, the ratio of accepted to expected tokens of late, a factor from 0 to 1 that scales its probabilities.
+"""Calibration: per drafter, the recent ratio of accepted to expected tokens, a factor from 0 to 1 that scales its probabilities.
 
 The estimate of each node's probability is good. But what is drafted is what looked best, and the best-looking of many is on the
 whole less good than it looks (the optimizer's curse: Smith and Winkler, Management Science 52, 2006). The factor corrects for it.

@@ -11,13 +11,13 @@ from paceline.learning.draft_curve import DraftCurve
 from paceline.learning.forward_curve import ForwardCurve
 
 _READ_ALONG = 16
-"""Tokens of a text that take a drafter hardly longer than one: those that came since its last draft, or a few more."""
+"""Unread tokens of a text that take a drafter hardly longer than one: those since its last draft, or a few more."""
 _SMOOTH, _MOST = 0.1, 4.0
-"""How fast it is learnt what asking a lookup anew takes, and how many times what was known it counts as at most."""
+"""Weight of the latest time that asking a lookup anew took, and how many times the estimate it counts as at most."""
 
 
 class Timings(NamedTuple):
-    """Seconds of one step by part, or of several. asked_s: of the draft, what the drafters took that were asked."""
+    """Seconds of one step by part, or of several. asked_s: the part of draft_s that the drafters took themselves."""
 
     draft_s: float
     forward_s: float
@@ -46,7 +46,7 @@ class Costs:
     sequence_s: float = 0.0
     """Seconds that every further sequence adds to a forward, whatever its rows, at the pace at which it was measured."""
     drafts: dict[str, DraftCurve] = field(default_factory=dict)
-    """Drafter -> seconds of asking it, by depth and sequences; a lookup takes its time for each sequence anew."""
+    """Drafter -> seconds of asking it, by depth and sequences; of a lookup, for one sequence."""
     reading: dict[str, float] = field(default_factory=dict)
     """Drafter -> seconds per token of a text that it has not seen yet, paid when it is first asked for a request."""
     resumed: dict[str, float] = field(default_factory=dict)
@@ -58,13 +58,13 @@ class Costs:
     """Sums over all steps."""
 
     def observe(self, rows: int, batch: int, timings: Timings, *, learnt: bool) -> None:
-        """See what a step took. learnt: whether the curve follows it, of which no prompt may have been part."""
+        """Record a step's times. learnt: whether the curve follows them, not to be set for a step that read prompts."""
         self.steps += 1
         self.spent = Timings(*map(add, self.spent, timings))
         if learnt and batch == 1:
             self.curve.see(rows, timings.forward_s)
         elif learnt:
-            # whoever is faster or slower than expected is so in all it does: rows and sequences share it
+            # rows and sequences share the deviation from the expected time in proportion
             expected_s = self.forward_s(rows, batch) or timings.forward_s
             self.curve.see(rows, timings.forward_s * (self.curve(rows) or expected_s) / expected_s)
 
@@ -73,20 +73,20 @@ class Costs:
         return self.curve(rows) + (batch - 1) * self.sequence_s * self.curve.pace
 
     def measured(self, drafter: str, depth: int, batch: int, seconds: float) -> None:
-        """Set what such a draft takes, measured on its own."""
+        """Set the seconds of such a draft, measured on its own."""
         self.drafts.setdefault(drafter, DraftCurve()).put(depth, batch, seconds)
 
     def drafted(self, drafter: str, depth: int, lengths: Mapping[int, int], seconds: float) -> None:
-        """See what a drafter that runs a model took for drafts of up to `depth` levels.
+        """Record the seconds that a drafter that runs a model took for drafts of up to `depth` levels.
 
-        lengths: request -> tokens of its text. Where much of one had to be read first, as in a trial after a long pause, that
-        says nothing of drafts: reading has a price of its own.
+        lengths: request -> tokens of its text. Where much of one had to be read first, as in a trial after a long pause, the
+        time is ignored: it says nothing about drafts, and reading has its own cost.
         """
         if self._has_read(drafter, lengths):
             self.drafts.setdefault(drafter, DraftCurve()).see(depth, len(lengths), seconds)
 
     def looked_up(self, drafter: str, depth: int, lengths: Mapping[int, int], seconds: float) -> None:
-        """See what a lookup took for these requests, which it is asked for one after another. Arguments: as in `drafted`."""
+        """Record the seconds that a lookup took for these requests, one after another. Arguments: as in `drafted`."""
         each_s = seconds / len(lengths)
         if self._has_read(drafter, lengths):
             self.drafts.setdefault(drafter, DraftCurve()).see(depth, 1, each_s)
@@ -95,7 +95,7 @@ class Costs:
             self.resumed[drafter] = known + _SMOOTH * (min(each_s, _MOST * known) - known)
 
     def _has_read(self, drafter: str, lengths: Mapping[int, int]) -> bool:
-        """Whether a drafter knew these texts but for their last tokens; it knows them now."""
+        """Whether a drafter had read these texts but for their last tokens; marks them as read."""
         read, knew = self.read.setdefault(drafter, {}), True
         for key, length in lengths.items():
             knew = knew and key in read and length - read[key] <= _READ_ALONG
@@ -117,7 +117,7 @@ class Costs:
         self.reading.update((drafter, seconds * pace) for drafter, seconds in measured.reading.items())
 
     def release(self, key: int) -> None:
-        """Forget a request; what it taught about costs stays."""
+        """Forget a request; what was learnt from it about costs stays."""
         for read in self.read.values():
             read.pop(key, None)
 

@@ -25,12 +25,12 @@ from paceline.stopping import LIKELIEST, shifted
 from paceline.tree import DraftTree
 
 _CLEARLY_COSTLY = 1.15
-"""Drafts of a costly drafter must be better than none by what no step shows, too: that deciding about it takes time, and that its
-weights drive others out of the processor's caches."""
+"""Factor by which drafts of a costly drafter must be better than none. It includes what step times do not show: deciding takes
+time, and the drafter's weights displace others in the processor's caches."""
 
 
 class DepthSearch:
-    """Over what the policy that owns these has learnt."""
+    """Searches by the estimates of the policy that owns them."""
 
     def __init__(
         self,
@@ -45,12 +45,12 @@ class DepthSearch:
         self._calibration, self._step_time, self._draft_history = calibration, step_time, draft_history
 
     def decided(self, drafter: DrafterInfo, sequences: Many[Sequence], trees: Many[DraftTree]) -> Decision:
-        """The decision on one costly drafter. trees: what the target would look at of what lookups found."""
+        """The decision on one costly drafter. trees: what lookups found, as far as the target would verify it anyway."""
         depth, chosen = self.best(drafter, sequences, trees)
         if not chosen:
             return NOBODY
         if drafter.ends_early:
-            # where it ends is decided token by token; of levels that are never granted nothing would be learnt again
+            # where it ends is decided token by token; nothing would ever be learnt about levels that are never granted
             depth = drafter.budget.depth
         count, wide, where = len(chosen), len(chosen) * drafter.width, _where(sequences, trees)
         forwards_s = self._costs.curve.span(self._step_time.rows(trees), depth * wide)[::wide]
@@ -67,12 +67,12 @@ class DepthSearch:
     def best(self, drafter: DrafterInfo, sequences: Many[Sequence], trees: Many[DraftTree]) -> tuple[int, Many[int]]:
         """The depth, and the places of the sequences, with the most expected tokens per second; depth 0 for none.
 
-        trees: what the target would look at of what lookups found.
+        trees: what lookups found, as far as the target would verify it anyway.
         """
         rows = self._step_time.rows(trees)
         before = [self._levels(tree, drafter.budget.depth) for tree in trees]
-        # what the trees so far are expected to emit, the target's own token of every sequence included
-        # and of those that nobody asks about, whose time this is too
+        # tokens that the trees so far are expected to bring, with the target's own token of every sequence,
+        # also of sequences that are not asked about here, which take part in the step
         tokens, factor = max(self._step_time.batch, len(trees)) + sum(map(sum, before)), self._calibration.factor(drafter.name)
         drafted = self._depth_acceptance.drafted(drafter.name, drafter.budget.depth, _where(sequences, trees))
         gains = [
@@ -94,11 +94,11 @@ class DepthSearch:
             gained, added, reading_s, top = 0.0, 0, 0.0, -inf
             for count, at in enumerate(order, 1):
                 gained += gains[at][level - 1]
-                # of two drafts for one sequence the better nodes will be looked at, not all
+                # of two drafts for one sequence only the better nodes will be verified
                 added += max(1 + level * drafter.width - trees[at].candidates, 0)
                 reading_s += readings[at]
                 if count & (count - 1) and count < len(order) and count != unfound:
-                    # powers of two are close enough; and what is for those without a find stands for a while
+                    # powers of two are close enough; a decision for all those without a find stays valid for a while
                     continue
                 fewer, step_s = steps.get(count, undrafted)
                 step_s += drafted[level - 1] * (forwards_s[added] - forwards_s[fewer])
@@ -123,7 +123,7 @@ class DepthSearch:
         return self._draft_history.lacking(drafter.name, sequence) * self._costs.reading.get(drafter.name, 0.0)
 
     def chain(self, sequence: Sequence, drafter: DrafterInfo, tree: DraftTree) -> list[float]:
-        """Per depth, how likely a token of this drafter comes true with all before it. tree: what lookups found."""
+        """Per depth, how likely a token of this drafter is right with all before it. tree: what lookups found."""
         odds = self._acceptance.odds_before(sequence.key, drafter.name)
         brought = self._depth_acceptance.brought(
             drafter.name, drafter.budget.depth, DraftContext.of(sequence.generated_tokens, len(tree) > 1)
@@ -131,7 +131,7 @@ class DepthSearch:
         return list(accumulate([min(shifted(chance, odds), LIKELIEST) for chance in brought], mul))
 
     def _levels(self, tree: DraftTree, depth: int) -> list[float]:
-        """Per depth from 1 on, the probability that some node of that depth comes true."""
+        """Per depth from 1 on, the probability that some node of that depth is right."""
         levels = [0.0] * depth
         if len(tree) > 1:
             for chance, level in zip(self._calibration.chances(tree), tree.depth, strict=False):
@@ -146,5 +146,5 @@ def _where(sequences: Many[Sequence], trees: Many[DraftTree]) -> DraftContext:
 
 
 def _more(chance: float, known: float) -> float:
-    """What a chain adds at a depth where other drafts come true with probability `known`: nothing, if they are better."""
+    """What a chain adds at a depth where other drafts are right with probability `known`: nothing, if they are better."""
     return max(chance - known, 0.0)

@@ -10,8 +10,8 @@ from bisect import bisect_left, insort
 _FOLLOW, _CORRECT = 0.1, 0.03
 """How fast the curve follows the machine as a whole, and how fast one point of it moves against the others."""
 _LEAST, _MOST = 0.25, 1.5
-"""Shares of what was expected that a draft counts as where it takes less or more: what runs for the first time, is disturbed or
-reads a prompt on its way takes many times as long, and says nothing of later drafts.
+"""Bounds on a draft's time, as shares of the expected time: a draft that runs for the first time, is disturbed or reads a prompt
+takes many times as long, and says nothing about later drafts.
 """
 
 
@@ -21,7 +21,7 @@ def bucket(size: int) -> int:
 
 
 class DraftCurve:
-    """Seconds by depth and sequences, of one drafter: linear between what was measured, in proportion behind it."""
+    """Seconds by depth and sequences, of one drafter: linear between measured points, in proportion outside of them."""
 
     def __init__(self) -> None:
         self._sizes: list[int] = []
@@ -29,13 +29,13 @@ class DraftCurve:
         self._depths: dict[int, list[int]] = {}
         """Bucket of sequences -> the depths that are known."""
         self._seconds: dict[int, list[float]] = {}
-        """Bucket of sequences -> what they take, before the pace."""
+        """Bucket of sequences -> seconds for these depths, before the pace."""
         self.pace = 1.0
-        """Seconds of late over those that were put."""
+        """Ratio of recent seconds to those that were put."""
 
     @property
     def points(self) -> dict[tuple[int, int], float]:
-        """(depth, sequences) -> seconds, as things stand."""
+        """(depth, sequences) -> seconds, at the present pace."""
         return {
             (depth, size): seconds * self.pace
             for size, depths in self._depths.items()
@@ -56,7 +56,7 @@ class DraftCurve:
             known.insert(at, seconds / self.pace)
 
     def see(self, depth: int, batch: int, seconds: float) -> None:
-        """A draft took so long. The machine as a whole is followed soon, the shape of the curve slowly."""
+        """Record the seconds of a draft. The pace follows the machine fast, the shape of the curve slowly."""
         expected = self(depth, batch)
         if expected == 0.0:
             self.put(depth, batch, seconds)
@@ -69,7 +69,7 @@ class DraftCurve:
         self.put(depth, batch, expected * follow * (1.0 + _CORRECT * change))
 
     def _begin(self, batch: int) -> None:
-        """Set what so many sequences are expected to take at every depth: from one depth alone, all would be in proportion."""
+        """Set the expected seconds of so many sequences at every depth: from one depth alone, all would be in proportion."""
         depths = {depth for known in self._depths.values() for depth in known}
         for depth, seconds in [(depth, self(depth, batch)) for depth in depths]:
             self.put(depth, batch, seconds)

@@ -26,17 +26,17 @@ _LEAST_S = 1e-9
 
 
 class ForwardCurve:
-    """Seconds by rows, piecewise linear through its points; behind the last one as steep as before it where rows cost the same
+    """Seconds by rows, piecewise linear through its points; behind the last one with the slope before it where rows cost the same
     there, else in proportion."""
 
     def __init__(self) -> None:
         self._rows: list[int] = []
         self._seconds: list[float] = []
         self.pace = 1.0
-        """Seconds of late over those that were put."""
+        """Ratio of recent seconds to those that were put."""
         self._table: list[float | None] = []
-        """Seconds by rows up to `_LARGEST`, before the pace; None where a point nearby has moved and nobody has asked since.
-        Policies ask dozens of times a step, and every step moves a point."""
+        """Seconds by rows up to `_LARGEST`, before the pace; None where a point nearby has moved since the last access.
+        Policies read dozens of entries a step, and every step moves a point."""
         self.context, self.key_s, self.row_key_s = 0, 0.0, 0.0
         """Tokens behind which the points were measured. Seconds, before the pace, that every further one adds: once, and for each
         row."""
@@ -48,11 +48,11 @@ class ForwardCurve:
 
     @property
     def points(self) -> dict[int, float]:
-        """Rows -> seconds, as things stand."""
+        """Rows -> seconds, at the present pace."""
         return {rows: seconds * self.pace for rows, seconds in zip(self._rows, self._seconds, strict=True)}
 
     def behind(self, tokens: int, sequences: int) -> None:
-        """What is asked from now on is of forwards for so many sequences, behind so many tokens of all of them."""
+        """Set the context of the forwards asked for from now on: how many tokens are cached, over how many sequences."""
         if self.row_key_s or self.key_s:
             beyond = tokens - self.context * sequences
             self._beyond_s, self._beyond_row_s = self.key_s * beyond, self.row_key_s * beyond / sequences
@@ -68,7 +68,7 @@ class ForwardCurve:
         if len(self._rows) < 3:
             self._table = [None] * (_LARGEST + 1)
             return
-        # what lies before the first point follows from the first two, what lies behind the last from that
+        # entries before the first point follow from the first two, entries behind the last from that one
         first = self._rows[at - 1] if at > 1 else 0
         last = min(self._rows[at + 1], _LARGEST) if at + 1 < len(self._rows) else _LARGEST
         self._table[first : last + 1] = [None] * (last + 1 - first)
@@ -77,7 +77,7 @@ class ForwardCurve:
             self._table[self._rows[-1] :] = [None] * (_LARGEST + 1 - self._rows[-1])
 
     def see(self, rows: int, seconds: float) -> None:
-        """A step's forward took so long. The machine as a whole is followed soon, the shape of the curve slowly."""
+        """Record the seconds of a step's forward. The pace follows the machine fast, the shape of the curve slowly."""
         if not self._rows:
             self.put(rows, seconds)
             return
@@ -131,8 +131,8 @@ class ForwardCurve:
 
     @property
     def _steepness(self) -> float:
-        """Seconds of a row behind the last point, before the pace: as over the last half of what is known, where neighbours say
-        little."""
+        """Seconds of a row behind the last point, before the pace: the slope over the last half of the known rows, since
+        neighbouring points alone say little."""
         rows, seconds, half = self._rows[-1], self._seconds[-1], self._half
         if half < 0 or self._rows[half] < _EVEN:
             return seconds / rows

@@ -1,1 +1,1 @@
-"""Lookups: what drafters that run no model find their tokens in."""
+"""Lookups: the data in which drafters that run no model find their tokens."""

@@ -1,8 +1,8 @@
 """Alignment: how far a text that is being written has come in another one, the reference, that it may follow with edits.
 
-Both are token ids. A pointer says which token of the reference should come next, and moves on while that one comes. Where
-another comes the text was edited there: the longest match of its last tokens, ahead of the edit and near it for choice, says
-where it goes on, whether something was put in, left out or replaced.
+Both are token ids. A pointer marks the token of the reference that should come next, and moves on while it does. Where another
+token comes the text was edited there: it goes on behind the longest match of its last tokens, preferably ahead of the edit and
+near it, whether something was inserted, left out or replaced.
 """
 
 from __future__ import annotations
@@ -14,44 +14,44 @@ from collections.abc import Sequence as Many
 import numpy as np
 
 _LIKELY = (0.25, 0.35, 0.55, 0.7, 0.8, 0.86, 0.9, 0.93, 0.95, 0.95, 0.96, 0.96, 0.97)
-"""By tokens matched, how likely the next one matches too; the first is that of a mere guess."""
+"""By tokens matched, how likely the next one matches too; the first is for a mere guess."""
 _LAST = len(_LIKELY) - 1
 _COMPARED = 8
 """Tokens compared where a match is measured."""
 _PLACES = 4
 """Places ahead of an edit that are compared, and half as many before it."""
 _NEAR = 12
-"""Tokens behind an edit within which one would look for where the text goes on."""
+"""A place up to so many tokens behind an edit is near it."""
 _NEARNESS, _START = 3, 3
-"""Tokens of match that being near an edit counts for, and that the beginning of both texts does."""
+"""Matched tokens that being near an edit counts for, and that the beginning of both texts counts for."""
 _SURE = 3
-"""Tokens matched from which on the text is held to have really been where the pointer said."""
+"""Matched tokens from which on the pointer is taken to have been right."""
 _GUESSES = 2
-"""Tokens behind an edit for which, where nothing matches, each is taken to replace one of the reference."""
+"""First tokens behind an edit that, where nothing matches, are each taken to replace one of the reference."""
 _FADING = 0.9
-"""What a token leaves of what was counted before it."""
+"""Decay of the counts per token."""
 _DOUBT = 1.0
-"""Expected hits that must have come in, or failed to, before a reference is held to be better or worse than others."""
+"""Pseudo-count of hits and of expected hits, so that a reference is taken to be better or worse than others only on evidence."""
 _GIVEN_UP, _LOST = 0.6, 8
-"""A reference that keeps less than this of what it promises, and that nothing has led back to for so many tokens, must match
-three in a row to be followed again."""
+"""A reference with fewer hits than this share of those expected, and with no sure match for so many tokens, must match three in a
+row to be followed again."""
 _GLANCE = 4
-"""It is then looked at once in so many tokens."""
+"""Such a reference is then checked once in so many tokens."""
 _FIRST, _GUESSED, _GROWTH = 1, 2, 8
-"""Tokens drafted at most in the beginning, where rows beside a prompt cost in full; behind an edit while nothing is matched; and
-with each token that is."""
+"""Most tokens drafted at the beginning, where rows beside a prompt cost in full; behind an edit while nothing is matched; and per
+token that is."""
 _SCANNED = 1024
 """A reference of up to so many tokens is scanned where a longer one is indexed: an index would take longer to make."""
 _LENGTHS = 3, 1
-"""Of the n-grams that are looked for, the longer first."""
+"""Lengths of the n-grams that are looked for, the longer first."""
 _WORTH = 0.15
-"""Tokens are drafted as far as all of them come true together at least so often."""
+"""A draft ends where the probability that all its tokens are right would fall below this."""
 
 
 class Reference:
-    """Token ids to follow, and where in them each token, and each three in a row, stands.
+    """Token ids to follow, and the places of each token and of each three in a row.
 
-    The index of a long one takes some twenty bytes a token and is made when it is first asked for, or before by `index`.
+    The index of a long reference takes some twenty bytes a token and is made at the first search, or before by `index`.
     """
 
     def __init__(self, tokens: Many[int]) -> None:
@@ -59,10 +59,10 @@ class Reference:
         self._tables: dict[int, tuple[array[int], array[int]]] = {}
 
     def find(self, ending: Many[int], edit: int, shortest: int = 1) -> tuple[int, int, bool] | None:
-        """Where a text goes on that ends so and was edited at `edit`: behind the longest match, the nearest ahead.
+        """Where a text that ends with `ending` and was edited at `edit` goes on: behind the longest match, the nearest ahead.
 
         Returns that place, the length of the match and whether it is near; None where the last `shortest` tokens (1 or 3)
-        stand nowhere but at the end.
+        occur nowhere but at the end of the reference.
         """
         if not ending or (len(self.tokens) <= _SCANNED and ending[-1] not in self.tokens):
             return None
@@ -82,7 +82,7 @@ class Reference:
         return None
 
     def _places(self, ngram: Many[int], edit: int) -> Many[int]:
-        """A few places behind an n-gram, those around an edit."""
+        """A few places behind occurrences of an n-gram, those around an edit."""
         if len(self.tokens) <= _SCANNED:
             places: Many[int] = self._scanned(ngram)
             low, high = 0, len(places)
@@ -99,7 +99,7 @@ class Reference:
         return places[max(at - _PLACES // 2, low) : min(at + _PLACES, high)]
 
     def _scanned(self, ngram: Many[int]) -> list[int]:
-        """All places behind an n-gram that something follows, in rising order."""
+        """All places behind occurrences of an n-gram, except at the end, in rising order."""
         tokens, size, places, at = self.tokens, len(ngram), list[int](), 0
         for _ in range(tokens.count(ngram[-1])):
             at = tokens.index(ngram[-1], at) + 1
@@ -108,20 +108,20 @@ class Reference:
         return places
 
     def _matched(self, ending: Many[int], place: int) -> int:
-        """How many tokens before `place` are the last ones of a text."""
+        """How many tokens before `place` match the last ones of a text."""
         tokens, length, longest = self.tokens, 0, min(place, len(ending))
         while length < longest and tokens[place - length - 1] == ending[-length - 1]:
             length += 1
         return length
 
     def index(self) -> None:
-        """Make now what lookups will need: of the largest files it takes a second, which no step should."""
+        """Make the index now: for the largest files it takes a second, which no step should."""
         if len(self.tokens) > _SCANNED:
             for n in _LENGTHS:
                 self._table(n)
 
     def _table(self, n: int) -> tuple[array[int], array[int]]:
-        """Keys of the n-grams that something follows, in rising order, and the place behind each; equal keys keep theirs."""
+        """Keys of all n-grams except at the end, in rising order, and the place behind each; places of equal keys rise too."""
         if n not in self._tables:
             tokens = np.asarray(self.tokens, np.int64)
             count = max(len(tokens) - n, 0)
@@ -139,16 +139,16 @@ class Reference:
 
 
 class Alignment:
-    """Where one text has come in its reference. place: that of the token that should come next. lost: nothing says which. seen:
-    tokens of the text taken in.
+    """How far one text has come in its reference. place: of the token that should come next. lost: that token is not known. seen:
+    tokens of the text read.
 
-    Tokens alone tell it, so whoever follows the same text anew arrives at the same place. Whether what should come does come is
-    counted with every token, drafted or not: a reference that was given up can come back.
+    It depends on tokens alone, so following the same text anew leads to the same place. Hits are counted for every token, drafted
+    or not, so that a reference that was given up can be followed again.
     """
 
     def __init__(self, reference: Reference, prompt: Many[int]) -> None:
-        """Begin where the prompt leaves off, if its last tokens stand in the reference, else with its first token; in the
-        prompt itself, taken as the reference, that token is nothing to go by."""
+        """Begin behind the prompt's last tokens, if they occur in the reference, else at the reference's first token; not where
+        the reference is the prompt itself, whose first token is no better guess than others."""
         self.reference, self.place = reference, 0
         self._matched, self._trust = 0, _START
         self._edit, self._since, self.seen = 0, 0, len(prompt)
@@ -162,7 +162,7 @@ class Alignment:
             self.place, self.lost = len(prompt), True
 
     def follow(self, text: Many[int], end: int | None = None) -> None:
-        """Take in the tokens that the text has grown by, those before `end` where that is given."""
+        """Read the tokens that the text has grown by, those before `end` where that is given."""
         end = len(text) if end is None else end
         for at in range(self.seen, end):
             if self._followed or at % _GLANCE == 0:
@@ -183,7 +183,7 @@ class Alignment:
             self._hits *= _FADING
             self._expected = self._expected * _FADING + _LIKELY[min(self._matched + self._trust, _LAST)]
             if tokens[self.place] == text[at]:
-                # a guess that came true is a match of one token, near the edit
+                # a guess that was right is a match of one token, near the edit
                 self._trust = self._trust or _NEARNESS * (not self._matched)
                 self._hits += 1.0
                 self.place += 1
@@ -203,14 +203,14 @@ class Alignment:
 
     @property
     def _factor(self) -> float:
-        """How much of what it promised this reference has kept of late."""
+        """Ratio of this reference's recent hits to those expected."""
         return (self._hits + _DOUBT) / (self._expected + _DOUBT)
 
     def confidences(self, longest: int, floor: float = 0.0) -> list[float]:
         """How likely each of the next tokens of the reference is to come once those before it have.
 
-        As many as are worth drafting: more the more have matched, none where it failed too often, never more than `longest`, and
-        none behind one below `floor`.
+        As many as are worth drafting: more the more have matched, none where the reference failed too often, never more than
+        `longest`, and none behind one below `floor`.
         """
         left = len(self.reference.tokens) - self.place
         if left <= 0:
@@ -219,7 +219,7 @@ class Alignment:
         found, chance = [], 1.0
         most = self._matched * _GROWTH or (_FIRST if self._trust else _GUESSED)
         for depth in range(min(longest, left, most)):
-            # behind a guess that came true as behind a match near the edit
+            # behind a guess that was right as behind a match near the edit
             held = known + depth + _NEARNESS * (not known and depth > 0)
             confidence = factor * _LIKELY[min(held, _LAST)]
             chance *= confidence

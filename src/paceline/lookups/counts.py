@@ -1,4 +1,4 @@
-"""Counts: what followed what in a text, how often, and the likeliest tree that such counts make.
+"""Counts: which tokens followed each context in a text, how often, and the likeliest tree by such counts.
 
 The context of a count is one number: always 0 for unigrams, a token id for bigrams.
 """
@@ -15,13 +15,13 @@ from paceline.budget import Budget
 from paceline.tree import DraftTree
 
 _LATEST = 256
-"""Tokens that can be taken back: more than a draft in a cascade and what runs ahead of it have together."""
+"""Tokens that can be taken back: more than a draft in a cascade and the draft ahead of it have together."""
 
 
 class Counts:
-    """Counts of one text, which may grow and be cut back a little. The `width` commonest tokens of every context stay in order
-    meanwhile, so that a step costs what it adds; of equally common ones the latest comes first, of those of a whole text the
-    least."""
+    """Counts of one text, which may grow and be cut back a little. The `width` commonest tokens of every context are kept sorted,
+    so that a step takes time only for what it adds; of equally common ones the latest comes first, in `of_text` the smallest
+    id."""
 
     def __init__(self, width: int) -> None:
         self._width = width
@@ -29,7 +29,7 @@ class Counts:
         self._best: dict[int, list[int]] = {}
         self._totals: dict[int, int] = {}
         self._latest: deque[tuple[int, int, list[int]]] = deque(maxlen=_LATEST)
-        """Of the tokens added last: the context of each, itself, and the best of that context before it."""
+        """Per token added last: its context, the token, and the best of that context before it."""
 
     @classmethod
     def of_text(cls, contexts: np.ndarray, tokens: np.ndarray, width: int) -> Counts:
@@ -62,7 +62,7 @@ class Counts:
         del best[self._width :]
 
     def take_back(self, tokens: int) -> bool:
-        """Be as if the last so many had never been added; where that many are no longer known, do nothing and say so."""
+        """Undo the last `tokens` calls of `add`; returns False, and changes nothing, where not so many are remembered."""
         if tokens > len(self._latest):
             return False
         for _ in range(tokens):
@@ -70,7 +70,7 @@ class Counts:
             counts = self._counts[context]
             counts[token] -= 1
             self._totals[context] -= 1
-            # counts do not tell which of equals was the latest: the order is put back, not found again
+            # counts do not show which of equals was the latest: the old order is restored, not computed
             self._best[context] = best
             if not counts[token]:
                 del counts[token]
@@ -89,8 +89,8 @@ class Counts:
 
     @property
     def held_bytes(self) -> int:
-        """About: a dictionary's entry, an integer and a place in a list per pair, three small containers per context, and a tuple
-        and a list per token that can be taken back."""
+        """An estimate: a dictionary's entry, an integer and a place in a list per pair, three small containers per context, and a
+        tuple and a list per token that can be taken back."""
         latest = (130 + 8 * self._width) * len(self._latest)
         return 140 * sum(map(len, self._counts.values())) + 400 * len(self._counts) + latest
 
@@ -98,9 +98,9 @@ class Counts:
 def likeliest(
     root: int, successors: Callable[[int], Iterable[tuple[int, float]]], source: str, budget: Budget, worth: float = 0.0
 ) -> DraftTree:
-    """The tree of the nodes most likely to come true with all their ancestors, each at least as often as `worth`.
+    """The tree of the nodes most likely to be right with all their ancestors, each with a probability of `worth` at least.
 
-    successors: a token -> tokens that may follow it, distinct, and how likely each is held.
+    successors: a token -> tokens that may follow it, distinct, with their confidences.
     """
     tokens, parents, held, depth = [root], [-1], [1.0], [0]
     waiting: list[tuple[float, int, int, int, float]] = []
@@ -109,7 +109,7 @@ def likeliest(
         if depth[node] < budget.depth and held[node] >= budget.floor:
             for token, confidence in successors(tokens[node]):
                 if chance * confidence >= worth:
-                    # the number before the node keeps equals in their order
+                    # the number before the node keeps equally likely ones in their order
                     pushed += 1
                     heappush(waiting, (-chance * confidence, pushed, node, token, confidence))
         if not waiting or len(tokens) > budget.nodes:

@@ -16,7 +16,7 @@ from paceline.spec import SpecError
 
 _PIECE_CHARACTERS = 1 << 16
 LARGEST_ROW_MIB = 16
-"""A row is read whole, and what is no document per row may have no end of line at all. As many characters at most."""
+"""Most Mi characters of a row: rows are read whole, and a file that is not JSON lines may have no end of line at all."""
 
 
 @dataclass(frozen=True)
@@ -95,19 +95,19 @@ def _text_of(row: dict[str, Any]) -> Any:
 
 def _lacking(row: Any) -> str:
     if isinstance(row, dict) and "turns" in row:
-        # as in files of benchmarks: what is asked is not what a model says
+        # as in files of benchmarks: questions are not what a model writes
         return "holds questions alone, its 'turns': answers are looked for in 'text', 'prompt' and 'completion', or 'messages'"
     return "has neither 'text', 'prompt' and 'completion', nor 'messages'"
 
 
 def _said(messages: list[dict[str, Any]]) -> str:
-    """What the model says in a conversation, a line for each of its messages: what others say is not to be drafted."""
+    """The model's messages of a conversation, joined by newlines: what others write is not to be drafted."""
     contents = [message["content"] for message in messages if message["role"] == "assistant" and message["content"] is not None]
     return "\n".join(content if isinstance(content, str) else "".join(_texts(content)) for content in contents)
 
 
 def _texts(parts: list[dict[str, Any]]) -> Iterator[str]:
-    """Of a message in parts those that are text."""
+    """The texts among the parts of a message."""
     return (part["text"] for part in parts if part["type"] == "text")
 
 

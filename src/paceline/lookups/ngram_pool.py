@@ -1,4 +1,4 @@
-"""NgramPool: the n-grams last seen behind every token, and the guesses that they make."""
+"""NgramPool: the n-grams last seen behind every token, and guesses made from them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence as Many
 
 Gram = tuple[int, ...]
 _TOKENS = 4096
-"""Tokens that n-grams are held for; those that had a new one longest ago are forgotten."""
+"""Most first tokens that n-grams are held for; the one that got an n-gram longest ago is dropped."""
 
 
 class NgramPool:
@@ -18,7 +18,7 @@ class NgramPool:
         self._grams: dict[int, dict[Gram, int]] = {}
 
     def add(self, tokens: Many[int]) -> None:
-        """Take in one n-gram."""
+        """Add one n-gram."""
         known = self._grams.pop(tokens[0], {})
         if len(self._grams) == _TOKENS:
             del self._grams[next(iter(self._grams))]
@@ -29,7 +29,7 @@ class NgramPool:
             del known[next(iter(known))]
 
     def learn(self, tokens: list[int], start: int) -> int:
-        """Take in the n-grams of a text that begin at `start` or later; the first that would not be whole yet."""
+        """Add the n-grams of a text that begin at `start` or later; returns where the first one begins that is not whole yet."""
         end = max(len(tokens) - self.size + 1, start)
         for at in range(max(start, end - _TOKENS), end):
             self.add(tokens[at : at + self.size])

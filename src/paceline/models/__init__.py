@@ -1,1 +1,1 @@
-"""Language models: one contract (`base`), the transformers adapter, and what finds, checks and loads checkpoints."""
+"""Language models: their contract (`base`), the backends, and the code that finds, checks and loads checkpoints."""

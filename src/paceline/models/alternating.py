@@ -1,4 +1,4 @@
-"""Alternating: the gates of an MLP and what they gate as one matrix, a panel of the one and a panel of the other in turns."""
+"""Alternating: an MLP's gate and up matrices as one, with panels of the two in turn."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from paceline.kernels.native.vectors import PANEL
 
 @dataclass(frozen=True)
 class Alternating:
-    """gate, up: two tensors of one shape, [N, ...]. Rows are put together when they are asked for: a copy of both would be the
-    largest thing that packing holds. Each is padded with zeros to whole panels.
+    """gate, up: two tensors of one shape, [N, ...]. Rows are assembled on demand: a copy of both would be the largest allocation
+    during packing. Each is padded with zeros to whole panels.
     """
 
     gate: torch.Tensor
@@ -24,7 +24,7 @@ class Alternating:
         return torch.Size((2 * padded(self.gate.shape[0], PANEL), *self.gate.shape[1:]))
 
     def __getitem__(self, rows: slice) -> torch.Tensor:
-        """Rows from the beginning of a panel to the end of one."""
+        """A slice of rows that begins and ends at panel boundaries."""
         first, last, _ = (bound // PANEL for bound in rows.indices(self.shape[0]))
         panels = self.gate.new_zeros(last - first, PANEL, *self.gate.shape[1:])
         for place, panel in enumerate(range(first, last)):

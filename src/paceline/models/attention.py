@@ -1,9 +1,9 @@
-"""The attention seam: how a flat ragged step passes through untouched transformers models.
+"""The attention seam: how a flat ragged step passes through unmodified transformers models.
 
-A model whose attention goes through transformers' `AttentionInterface` calls `attend` once per layer with the fresh rows of
+A model whose attention goes through transformers' `AttentionInterface` calls `attend` once per layer with the new rows of
 all sequences; each segment's keys and values go into the engine's own cache and its rows attend to that cache alone. A mask
-function registered under the same name hands every layer its own rule (causal, sliding, chunked), which is evaluated on
-positions, ANDed with the ancestor relation of the tree. The step travels in a context variable because some families drop
+function registered under the same name passes every layer its own rule (causal, sliding, chunked), which is evaluated on
+positions and ANDed with the ancestor relation of the tree. The step is passed in a context variable because some families drop
 keyword arguments.
 """
 
@@ -25,17 +25,17 @@ from paceline.step import Segment, Step
 
 NAME = "paceline"
 _SCORES = 1 << 24
-"""Scores that attention written out holds at once: those of a chunk of a prompt behind a long text would take gigabytes."""
+"""Most scores in memory at once in explicit attention: those of a prompt chunk after a long text would take gigabytes."""
 _REPEATED = 1 << 22
-"""Numbers of a mask up to which it is repeated for all query heads of a group: for 48 of them that of a chunk of a prompt behind
-a long text would take a gigabyte."""
+"""Largest mask, in numbers, that is repeated for all query heads of a group: with 48 heads, the mask of a prompt chunk after a
+long text would take a gigabyte."""
 Rule = Callable[[Any, Any, Any, Any], torch.Tensor]
 
 
 @dataclass(frozen=True)
 class AttentionOptions:
-    """How a layer attends. rule: which positions a row may look at; None for all up to its own. softcap: scores become softcap *
-    tanh(score / softcap). sinks: [H], a logit per head that joins the softmax and has no value."""
+    """How a layer attends. rule: which positions a row may attend to; None for all up to its own. softcap: scores become
+    softcap * tanh(score / softcap). sinks: [H], a logit per head that joins the softmax and has no value."""
 
     rule: Rule | None
     scale: float
@@ -44,14 +44,14 @@ class AttentionOptions:
 
 
 class InFlight(Protocol):
-    """One forward in flight, as the seam sees it."""
+    """One forward pass in flight, as `attend` uses it."""
 
     attention_calls: int
 
     def attended(
         self, layer: int, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, options: AttentionOptions
     ) -> torch.Tensor:
-        """Store the fresh rows of one layer and attend for all of them.
+        """Store keys and values of one layer's new rows, and attend for all of them.
 
         query: [H, T, D]; keys: [K, T, D]; values: [K, T, D']. Returns [T, H, D'].
         """
@@ -59,7 +59,7 @@ class InFlight(Protocol):
 
 
 class Forward:
-    """One forward over dense slabs: the step, its cache, and the masks made so far, one per layer rule and segment."""
+    """One forward pass over dense slabs: the step, its cache, and the masks made so far, one per layer rule and segment."""
 
     def __init__(self, step: Step, cache: DenseCache) -> None:
         self.step, self.cache = step, cache
@@ -80,9 +80,9 @@ class Forward:
         return torch.cat(parts)
 
     def mask(self, rule: Rule | None, segment: Segment, query: torch.Tensor, heads: int) -> torch.Tensor | None:
-        """The query's dtype [heads*n, end]: 0 where a row may look, -inf elsewhere; None where all may look everywhere.
+        """In the query's dtype [heads*n, end]: 0 where a row may attend, -inf elsewhere; None if no mask is needed.
 
-        heads: so many query heads are folded into rows, head by head.
+        heads: number of query heads that are folded into rows, head by head.
         """
         if segment.rows == 1 and (rule is None or rule is causal_mask_function):
             return None
@@ -94,7 +94,7 @@ class Forward:
 
 
 def _visible(rule: Rule | None, segment: Segment, device: torch.device) -> torch.Tensor:
-    """bool [rows, end]: the layer's own rule on positions, and within the segment the ancestors."""
+    """bool [rows, end]: the layer's own rule on positions, ANDed within the segment with the ancestors."""
     if rule is None or rule is causal_mask_function:
         seen = torch.ones(segment.rows, segment.end, dtype=torch.bool, device=device)
     else:
@@ -107,11 +107,11 @@ def _visible(rule: Rule | None, segment: Segment, device: torch.device) -> torch
 
 
 FORWARD: ContextVar[InFlight] = ContextVar("paceline_forward")
-"""The forward in flight."""
+"""The forward pass in flight."""
 
 
 class PassThrough(Cache):
-    """Hands fresh keys and values straight on: storage is the business of `attend`."""
+    """Passes new keys and values through unchanged: `attend` stores them."""
 
     def __init__(self) -> None:
         super().__init__(layers=[])
@@ -127,7 +127,7 @@ class PassThrough(Cache):
 
 
 def keep_rule(*_: Any, mask_function: Rule | None = None, **__: Any) -> Rule | None:
-    """The mask function: the model hands what this returns to its layers of one type, so the rule itself is passed on."""
+    """The mask function: the model passes its result to its layers of one type, so it returns the rule itself."""
     return mask_function
 
 
@@ -159,9 +159,9 @@ def _attended(
     value: torch.Tensor,
     options: AttentionOptions,
 ) -> torch.Tensor:
-    """One segment: store its keys and values, attend to all of its sequence. query: [H, n, D]; returns [n, H, D']."""
+    """Store one segment's keys and values, and attend to its whole sequence. query: [H, n, D]; returns [n, H, D']."""
     keys, values = forward.cache.store(layer, segment, key, value)
-    # the query heads of a group share their keys: folded into rows they need no repeated keys
+    # the query heads of a group share their keys: folded into rows, they need no repeated keys
     folded = query.reshape(keys.shape[0], -1, query.shape[2])
     rows, heads = segment.rows, query.shape[0] // keys.shape[0]
     if rows == 1 or heads * rows * segment.end <= _REPEATED:
@@ -204,7 +204,7 @@ def _explicit(
 
 
 def _column(folded: torch.Tensor, options: AttentionOptions) -> torch.Tensor | None:
-    """[K, G*n, 1]: the sink of each row, where there are any."""
+    """[K, G*n, 1]: the sink of each row, or None."""
     if options.sinks is None:
         return None
     rows = folded.shape[1] * folded.shape[0] // options.sinks.shape[0]
@@ -219,7 +219,7 @@ def _mixed(
     column: torch.Tensor | None,
     options: AttentionOptions,
 ) -> torch.Tensor:
-    """The same of some rows, whose sinks are `column`."""
+    """As `_explicit`, for some rows, whose sinks are `column`."""
     scores = folded @ keys.mT * options.scale
     if options.softcap is not None:
         scores = options.softcap * torch.tanh(scores / options.softcap)

@@ -1,7 +1,7 @@
-"""Checkpoint: what can be known of a model folder before a single weight is read.
+"""Checkpoint: a model folder, validated and described before any weight is read.
 
-Files come from strangers. Every size in them is held against the file's own length, weights are read from safetensors only,
-and nothing a checkpoint brings along is ever run.
+Files are untrusted. Every size in them is checked against the file's length, weights are read from safetensors only, and code in
+a checkpoint is never run.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _BITS = {
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A folder that looks whole. config: config.json; eos_token_ids: as `end_tokens` says."""
+    """A folder that passed the checks. config: the content of config.json. eos_token_ids: from `end_tokens`."""
 
     path: Path
     config: dict[str, Any]
@@ -55,8 +55,8 @@ class Checkpoint:
 
 
 def name_of(folder: Path) -> str:
-    """What a model is called: by its folder, or, where that is a snapshot in the cache of the Hub and so called by its revision,
-    by its id there (huggingface_hub, "Understand caching")."""
+    """A model's name: that of its folder, or, for a snapshot in the Hub's cache, whose folder is named by its revision, its Hub
+    id (huggingface_hub, "Understand caching")."""
     held = folder.parent.parent.name
     if folder.parent.name == "snapshots" and held.startswith(_HUB_CACHED):
         return held.removeprefix(_HUB_CACHED).replace("--", "/")
@@ -89,7 +89,7 @@ def inspected(path: Path) -> Checkpoint:
 
 
 def _check_layers(file: Path, config: dict[str, Any], tensors: int) -> None:
-    """Raise ModelError for a number of layers that so many tensors cannot make, before anything of that size is built."""
+    """Raise ModelError if config.json states more layers than there are tensors, before anything of that size is built."""
     for part in (config, config.get("text_config")):
         counts = {name: part.get(name) for name in _LAYER_COUNTS} if isinstance(part, dict) else {}
         for name, count in counts.items():
@@ -98,7 +98,7 @@ def _check_layers(file: Path, config: dict[str, Any], tensors: int) -> None:
 
 
 def read_object(file: Path) -> dict[str, Any]:
-    """A JSON file that holds an object. Raises ModelError where it is missing or is anything else."""
+    """The object in a JSON file. Raises ModelError if the file is missing or holds anything else."""
     try:
         value = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
@@ -111,12 +111,12 @@ def read_object(file: Path) -> dict[str, Any]:
 
 
 def read_if_there(file: Path) -> dict[str, Any]:
-    """The same; nothing where there is no such file."""
+    """As `read_object`; empty if the file does not exist."""
     return read_object(file) if file.is_file() else {}
 
 
 def _placed(path: Path) -> dict[str, Path]:
-    """Tensor name -> shard, from the index; empty where one file holds all."""
+    """Tensor name -> shard, from the index; empty if a single file holds all tensors."""
     if (path / WEIGHTS).is_file():
         return {}
     if not (path / INDEX).is_file():
@@ -136,7 +136,7 @@ def _placed(path: Path) -> dict[str, Path]:
 
 
 def _tensors(file: Path) -> dict[str, int]:
-    """Tensor name -> number of elements, from a header that agrees with the length of the file to the byte."""
+    """Tensor name -> number of elements, from the header, which must account for every byte of the file."""
     size = file.stat().st_size
     with file.open("rb") as stream:
         prefix = stream.read(8)
@@ -147,7 +147,7 @@ def _tensors(file: Path) -> dict[str, int]:
             raise ModelError(f"'{file}' is no whole safetensors file: its header claims {length} bytes of {size}")
         text = stream.read(length)
     try:
-        # left to itself, json would take UTF-16 as well
+        # given bytes, json would accept UTF-16 as well
         header = json.loads(text.decode("utf-8"))
     except (ValueError, RecursionError) as error:
         raise ModelError(f"'{file}' is not a safetensors file: its header is not valid JSON") from error
@@ -170,7 +170,7 @@ def _tensors(file: Path) -> dict[str, int]:
 
 
 def _span(file: Path, name: str, entry: Any) -> tuple[int, int, int]:
-    """Where one tensor lies, first byte and last but one, and its number of elements."""
+    """The byte range of one tensor, [start, end), and its number of elements."""
     try:
         bits, shape, (start, end) = _BITS[entry["dtype"]], entry["shape"], entry["data_offsets"]
         numbers = [*shape, start, end]

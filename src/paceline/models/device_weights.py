@@ -1,4 +1,4 @@
-"""DeviceWeights: a Llama-form checkpoint on a GPU, what reads the same rows stored as one matrix."""
+"""DeviceWeights: a Llama-form checkpoint on a GPU; linears that read the same rows are stored as one matrix."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from paceline.models.tensors import Tensors
 
 @dataclass(frozen=True)
 class Matrix:
-    """weight: [outputs, inputs] in the model's dtype. bias: float32 [outputs]. parts: of the inputs, summed by themselves."""
+    """weight: [outputs, inputs] in the model's dtype. bias: float32 [outputs]. parts: parts of the inputs, each summed alone."""
 
     weight: torch.Tensor
     bias: torch.Tensor | None
@@ -26,7 +26,7 @@ class Matrix:
 
 @dataclass(frozen=True)
 class Layer:
-    """heads: norms of every query's and every key's head."""
+    """heads: norms of each query head and of each key head."""
 
     query_key_value: Matrix
     out: Matrix
@@ -40,15 +40,15 @@ class Layer:
 
 
 BEYOND = 128
-"""Positions behind the longest text that can be looked up too: what only probes for drafts may lie there, for nobody to read."""
+"""Positions past the longest text that can still be looked up: probes may lie there, whose results are never used."""
 
 
 class DeviceWeights:
     """format: one of `DTYPES`, or None for the precision of the checkpoint. positions: of the longest text.
 
-    rotations: layer type -> cosines and sines, float32 [positions + BEYOND, rotary / 2]. growth: what queries are multiplied by,
-    float32 [positions + BEYOND], or None. Raises Unsuited where the checkpoint does not hold what its form asks for, and for
-    forms that the kernels lack.
+    rotations: layer type -> cosines and sines, float32 [positions + BEYOND, rotary / 2]. growth: factors of queries, float32
+    [positions + BEYOND], or None. Raises Unsuited if the checkpoint lacks a tensor of its form, and for forms that the kernels
+    do not support.
     """
 
     def __init__(
@@ -59,19 +59,19 @@ class DeviceWeights:
         if form.family.wide_norms:
             raise Unsuited("all heads of its queries pass one norm together")
         source = LlamaTensors(form, tensors)
-        # norms and biases are float32 here, whatever they are stored as
+        # norms and biases are float32, whatever the checkpoint's dtype
         self.form, self.format = form, format or source.matrix_kind
         self._device, self.dtype = device, DTYPES[self.format]
-        # of all weights and tables
+        # bytes of all weights and tables
         self.held_bytes = 0
         self.embedding = self._held(source.embedding)
-        # a Gemma's is of the precision of its activations
+        # Gemma rounds it to the precision of its activations
         rounded = self.dtype if form.family.scales_embedding else torch.float64
         self.embedding_scale = float(torch.tensor(form.embedding_scale, dtype=rounded))
         self.layers = [self._layer(source, index) for index in range(len(form.layers))]
         self.last_norm = self._norm(source.last_norm())
         weight, bias = source.head()
-        # what reads few rows of many outputs has programs enough, and is wanted in one piece
+        # so many outputs give enough programs without splitting, and the caller takes one sum
         tied = weight is source.embedding
         self.head = Matrix(self.embedding, None, 1) if tied else self._matrix((weight, bias), parts=1)
         source.all_read()

@@ -12,7 +12,7 @@ from paceline.models.checkpoint import inspected
 
 WEIGHTS_FOLDER = Path(__file__).resolve().parent.parent / "weights"
 DEFAULT = "paceline-14m"
-"""The model that serves when none is given."""
+"""The model used when none is given."""
 _DRAFT = "-draft"
 
 
@@ -29,14 +29,14 @@ class Embedded:
 
 
 def embedded_path(name: str) -> Path | None:
-    """The folder of a shipped model, or None where there is none of that name."""
+    """The folder of a shipped model, or None if there is none of that name."""
     path = WEIGHTS_FOLDER / name
     plain = Path(name).name == name
     return path if plain and (path / "config.json").is_file() else None
 
 
 def embedded_models() -> list[Embedded]:
-    """What is shipped, by name; empty where the weights are not installed."""
+    """The shipped models, by name; empty if the weights are not installed."""
     folders = sorted(WEIGHTS_FOLDER.iterdir()) if WEIGHTS_FOLDER.is_dir() else []
     return [_described(folder) for folder in folders if embedded_path(folder.name) is not None]
 

@@ -1,4 +1,4 @@
-"""Ends: the tokens that end a text, as the files of a checkpoint name them."""
+"""Ends: the end-of-text (EOS) tokens that a checkpoint's files name."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ _GENERATION, _SETTINGS, _DESCRIPTION = "generation_config.json", "tokenizer_conf
 
 
 def end_tokens(path: Path, config: Mapping[str, Any], read: Callable[[Path], Mapping[str, Any]]) -> frozenset[int]:
-    """What generation_config.json names, or config.json where it names none, or what that says of the text of a model that also
-    sees where it says nothing of the whole; and the EOS of the tokenizer.
+    """The EOS tokens of the first of these that names any: generation_config.json, config.json, its `text_config` (of a
+    vision-language model); and in addition the tokenizer's EOS.
 
-    Models are often trained further on conversations that end in a token of their own, which only their tokenizer was told of:
-    without it they would go on behind their answer. config: config.json. read: reads a JSON file that holds an object, empty
-    where there is none.
+    Chat fine-tunes often end a turn with a token that only their tokenizer's files name: without it they would continue past
+    the end of their answer. config: config.json. read: reads a JSON file that holds an object; returns an empty one if the
+    file does not exist.
     """
     places = (read(path / _GENERATION), config, config.get("text_config"))
     stated = (place.get("eos_token_id") for place in places if isinstance(place, Mapping))
@@ -23,7 +23,7 @@ def end_tokens(path: Path, config: Mapping[str, Any], read: Callable[[Path], Map
 
 
 def tokenizer_ends(path: Path, read: Callable[[Path], Mapping[str, Any]]) -> frozenset[int]:
-    """The EOS of the tokenizer alone; empty where it has none. path, read: as of `end_tokens`."""
+    """The tokenizer's EOS alone; empty if it has none. path, read: as in `end_tokens`."""
     settings = read(path / _SETTINGS)
     named = _content(settings.get("eos_token"))
     if named is None:
@@ -38,7 +38,7 @@ def tokenizer_ends(path: Path, read: Callable[[Path], Mapping[str, Any]]) -> fro
 
 
 def _content(token: Any) -> str | None:
-    """The text of a token, which may stand in an object that says more of it."""
+    """A token's text: the token itself if it is a string, else its `content` field."""
     text = token.get("content") if isinstance(token, dict) else token
     return text if isinstance(text, str) else None
 

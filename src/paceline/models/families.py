@@ -1,6 +1,6 @@
-"""Families: what the layers of a family have that Llama's do not, or otherwise than Llama's; a family is a row of FAMILIES.
+"""Families: how the layers of each model family differ from Llama's; a family is a row of FAMILIES.
 
-Sources: the configurations and modelling files of transformers 5.23. A family is known when its numbers were compared with
+Sources: the configurations and modelling files of transformers 5.23. A family is added only after its numbers were compared with
 transformers' own (`CASES` of tests/models/test_native.py).
 """
 
@@ -17,7 +17,7 @@ _ATTENTION = (*_QKV, *_OUT)
 _MLP = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
 
 ALWAYS = ""
-"""In the place of a word of the configuration: whatever it says."""
+"""In place of a configuration key: whatever the configuration says."""
 
 _BEFORE = {"before_attention": "input_layernorm", "before_mlp": "post_attention_layernorm"}
 _BEHIND = {"after_attention": "post_attention_layernorm", "after_mlp": "post_feedforward_layernorm"}
@@ -35,19 +35,19 @@ def _rotates_all(config: Any, layer: int) -> bool:
 
 
 def _rotates_as_listed(config: Any, layer: int) -> bool:
-    """Yang et al., "RoPE to NoPE and back again" (arXiv:2501.18795); a 0 in `no_rope_layers` is a layer without."""
+    """Yang et al., "RoPE to NoPE and back again" (arXiv:2501.18795); a 0 in `no_rope_layers` is a layer without rotation."""
     return bool(config.no_rope_layers[layer])
 
 
 def _rotates_in_windows(config: Any, layer: int) -> bool:
-    """EXAONE 4.0 (arXiv:2507.11407): where some layers have windows, those that see everything do without positions."""
+    """EXAONE 4.0 (arXiv:2507.11407): if some layers have windows, those with full attention do not rotate."""
     return config.sliding_window is None or config.layer_types[layer] == "sliding_attention"
 
 
 @dataclass(frozen=True)
 class ExpertNames:
-    """count, inner: the words of the configuration for how many a layer has, and for their size. always_whole: whether the
-    weights of those that a row takes add up to one, whatever `norm_topk_prob` says. Others: of tensors in a layer.
+    """count, inner: the configuration's keys for the number of experts in a layer, and for their size. always_whole: whether
+    the weights of a row's experts are normalised to sum to one, whatever `norm_topk_prob` says. Others: names of tensors.
     """
 
     count: str = "num_experts"
@@ -62,14 +62,14 @@ class ExpertNames:
 
 @dataclass(frozen=True)
 class Family:
-    """heeds: the words of a configuration that mean something in this family; others may stand there too, and do not count.
+    """heeds: the configuration's keys that have a meaning in this family; others may be present, and are ignored.
 
-    biases: word -> linears of a layer that have a bias if it says so. norms: place -> name of a layer's norms (`LayerNorms`).
-    head_norms: whether each head of queries and keys passes a norm. wide_norms: whether all heads pass one together. fused: the
-    linears that are stored as one. interleaved: neighbours in a head are rotated together, not its halves. partly: a part of each
-    head may be left as it is. by_layer_type: rotations are stated by the type of a layer. rotates: (configuration, layer) -> does
-    the layer know positions. grows: whether queries grow with their position (`query_growth`). offset: added to norm weights
-    (Gemma stores them less one). centred: whether norms are LayerNorms. experts: how they are called, None where an MLP is whole.
+    biases: key -> linears of a layer that have a bias if the key is true. norms: place -> name of a layer's norms (`LayerNorms`).
+    head_norms: whether each head of queries and keys is normalised. wide_norms: whether all heads are normalised together. fused:
+    linears that are stored as one. interleaved: adjacent numbers of a head are rotated as pairs, not its halves. partly: a part
+    of each head may be left unrotated. by_layer_type: rotations are given per layer type. rotates: (configuration, layer) ->
+    whether the layer rotates. grows: whether queries are scaled by position (`query_growth`). offset: added to norm weights
+    (Gemma stores them less one). centred: whether norms are LayerNorms. experts: their names, None for a dense MLP.
     """
 
     heeds: frozenset[str] = frozenset()

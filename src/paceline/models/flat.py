@@ -1,4 +1,4 @@
-"""FlatModel: a model that scores a step in one forward over all of its rows, side by side."""
+"""FlatModel: a model that scores a step in one forward pass over all of its rows, side by side."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from paceline.step import Step
 
 
 class FlatModel(LanguageModel):
-    """Prefill chunks, plain decodes and draft trees of many sequences are rows of one forward."""
+    """Prefill chunks, plain decodes and draft trees of many sequences are rows of one forward pass."""
 
     _device: torch.device
 
     @abstractmethod
     def _forward(self, step: Step, cache: Any) -> Any:
-        """What the forward of a staged step needs to know of where keys and values lie."""
+        """Where the forward pass of a staged step finds and stores keys and values; passed to `run`."""
 
     @abstractmethod
     def run(
@@ -31,9 +31,9 @@ class FlatModel(LanguageModel):
         taps: tuple[int, ...] = (),
         keep: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
-        """The forward itself. token_ids, positions: int64 [1, T]. keep: int64 [W], rows whose logits are wanted; None for all.
+        """The forward pass. token_ids, positions: int64 [1, T]. keep: int64 [W], rows whose logits are wanted; None for all.
 
-        Returns logits [W, V] in a dtype of its own, and the taps, layer -> [1, T, hidden].
+        Returns logits [W, V] in any float dtype, and the taps, layer -> [1, T, hidden].
         """
 
     @torch.inference_mode()

@@ -1,7 +1,7 @@
 """Forms: what a Llama-form checkpoint computes, read from its configuration.
 
-Whatever a configuration asks for beyond what its family (`families.py`) is known for is refused with a reason, and the
-transformers backend takes the model.
+A configuration that asks for more than its family's entry in `families.py` covers is refused with a reason, and the transformers
+backend takes the model.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from paceline.models.families import ALWAYS, FAMILIES, ExpertNames, Family
 from paceline.models.rotation import STILL, QueryGrowth
 
 _MOST_EXPERTS = 4096
-"""Of a layer; each is a matrix of its own here."""
+"""Most experts per layer; each has its own matrices here."""
 _ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh"}
 
 
 class Unsuited(Exception):
-    """The native backend cannot run this model; the message says why, for the developer and for `--weights int8`."""
+    """A native or fused backend cannot run this model; the message says why, for developers and for users of `--weights int8`."""
 
 
 @dataclass(frozen=True)
 class LayerForm:
-    """window: keys a row sees, itself included; 0 for all. rotary: the layer type whose rotation table applies, "" where all have
-    one, STILL where nothing is rotated."""
+    """window: keys a row sees, itself included; 0 for all. rotary: the layer type whose rotation table applies, "" if all layers
+    share one, STILL if the layer does not rotate."""
 
     window: int
     rotary: str
@@ -32,8 +32,8 @@ class LayerForm:
 
 @dataclass(frozen=True)
 class Experts:
-    """Of each layer's MLP. count: how many there are, of which each row takes the `chosen` likeliest. whole_weights: whether the
-    weights of these add up to one."""
+    """Experts of each layer's MLP. count: how many there are, of which each row uses the `chosen` likeliest. whole_weights:
+    whether the weights of the chosen ones are normalised to sum to one."""
 
     count: int
     chosen: int
@@ -46,8 +46,8 @@ class Form:
     """The numbers of a model.
 
     biased: the linears of a layer that have a bias. residual_scale: the residual stream holds hidden states divided by it, so
-    that what a block says is added as it is; norms do not see that, with an epsilon to match. score_scale: of query times key.
-    Caps are 0 where there are none. query_growth: how queries grow with their position, None where they do not.
+    that a block's output is added unscaled; norms with a matching epsilon are unaffected. score_scale: factor of query times key.
+    Caps are 0 if there are none. query_growth: position-dependent factors of queries, or None.
     """
 
     family: Family
@@ -145,12 +145,12 @@ def _experts(config: Any, names: ExpertNames) -> Experts:
 
 
 def _said(config: Any, family: Family, name: str) -> Any:
-    """What a configuration says where the family heeds it, else None."""
+    """The configuration's value of a key that the family heeds, else None."""
     return getattr(config, name, None) if name in family.heeds else None
 
 
 def _positive(config: Any, family: Family, name: str) -> float | None:
-    """The same of a number. Raises Unsuited where it is not above 0: a multiplier, a cap or a window that is none."""
+    """As `_said`, for a number. Raises Unsuited if it is not above 0, as no multiplier, cap or window can be."""
     said = _said(config, family, name)
     if said is None:
         return None
@@ -165,17 +165,17 @@ def _query_growth(config: Any) -> QueryGrowth:
 
 
 def _rotary(config: Any, family: Family, size: int) -> int:
-    """Numbers of a head that are rotated; the rest stays. Raises Unsuited where they are no pairs within a head, or not as many
-    in every layer, and where the rotation changes with the length.
+    """How many numbers of a head are rotated. Raises Unsuited if the number is odd, exceeds the head or differs between layers,
+    and if the rotation changes with the length of the text.
     """
     parameters = config.rope_parameters
-    # by family: transformers puts those by layer beside others that a file states, and reads them alone
+    # decided by family: transformers adds per-layer parameters to those that a file states, and then reads only these
     by_layer = family.by_layer_type
     if not by_layer and "rope_type" not in parameters:
         raise Unsuited("it rotates by the type of a layer, which its family does not")
     kinds = [one for one in parameters.values() if isinstance(one, dict)] if by_layer else [parameters]
     for one in kinds:
-        # a longrope changes where the context ends here (`load.context_length`), if it says where that is
+        # a longrope changes only where the context ends here (`load.context_length`), if it states that length
         changes = one["rope_type"] in ("dynamic", "proportional")
         if changes or (one["rope_type"] == "longrope" and original_length(config, one) is None):
             raise Unsuited(f"its rotation is '{one['rope_type']}', which changes with the length of the text")
@@ -192,7 +192,8 @@ def _rotary(config: Any, family: Family, size: int) -> int:
 
 
 def original_length(config: Any, rotation: dict[str, Any]) -> int | None:
-    """The tokens that a rotation was not stretched for, as it or else the configuration states it; None for neither."""
+    """The context length before a rotation was stretched, as its parameters or else the configuration state it; None if neither
+    does."""
     name = "original_max_position_embeddings"
     stated = rotation.get(name, getattr(config, name, None))
     return int(stated) if isinstance(stated, int | float) and stated >= 1 else None

@@ -1,4 +1,4 @@
-"""What was freed goes back to the system: packing leaves holes the size of a layer, which the C library would keep for later."""
+"""Return freed memory to the system: packing frees blocks as large as a layer, which the C library would otherwise keep."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any
 
 @cache
 def _trim() -> Any:
-    """glibc's `malloc_trim`, or None where the C library has none."""
+    """glibc's `malloc_trim`, or None if the C library has no such function."""
     try:
         return getattr(ctypes.CDLL(None), "malloc_trim", None)
-    # Windows has no library of no name
+    # on Windows, CDLL needs a library name
     except (OSError, TypeError):
         return None
 
 
 def return_free_memory() -> None:
-    """A millisecond or so; a no-op where it cannot be done."""
+    """Takes about a millisecond; a no-op where `malloc_trim` is not available."""
     trim = _trim()
     if trim is not None:
         trim(0)

@@ -1,5 +1,5 @@
-"""Fused drafts: a model on a GPU drafts chains in one call: every level is chosen where the next one reads it, and the host waits
-once for all of them."""
+"""Fused drafts: a model on a GPU drafts chains in one call: each level writes its tokens where the next one reads them, and the
+host waits once for all levels."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ Forward = Callable[[RowTables, torch.Tensor | None], torch.Tensor]
 
 
 def is_fused(sequence: Sequence, growth: Growth) -> bool:
-    """Whether the tokens of a draft can be chosen level by level without the host: chains of a model's own choices, where nothing
-    but temperature and noise shapes them."""
+    """Whether a draft's tokens can be chosen on the device, level by level: chains that are greedy or coupled, where only
+    temperature and noise affect the choice."""
     params = sequence.params
     settled = params.temperature == 0.0 or (growth.kind is Proposal.COUPLED and not params.cuts)
     return growth.chain is not None and not growth.amateur and settled and not params.shapes_logits and params.grammar is None
 
 
 class ChainDraft:
-    """A draft of several sequences in flight. work: per sequence its budget, and how many levels it is drafted. step: what the
-    cache is to stage: what it lacks, and room for all drafted tokens but the last."""
+    """A draft of several sequences in flight. work: sequence, budget and number of levels to draft. step: the step to stage: the
+    tokens missing from the cache, and room for all drafted tokens but the last."""
 
     def __init__(self, work: Many[tuple[Sequence, Budget, int]], cache: PagedCache) -> None:
         self._work, self.levels = work, max(depth for *_, depth in work)
@@ -44,32 +44,32 @@ class ChainDraft:
         self.step = Step.of(feeds)
 
     def extent(self, cache: PagedCache, division: Division, least: Extent) -> Extent:
-        """What it is recorded for, once it is staged."""
+        """The extent of its tables, once it is staged."""
         return extent_of(self.step, cache.blocks_of(self.step), cache.page_size, division, least)
 
     def trees(self, found: torch.Tensor, source: str) -> list[DraftTree]:
         """found: as `drafted` returns it, on the host."""
         tokens, confidences = found[0].T.tolist(), found[1].view(torch.float32).T.tolist()
-        # behind them lies what pads the bucket
+        # entries after these are the bucket's padding
         work = zip(self._work, tokens, confidences, strict=False)
         return [_tree(*one, chosen, shares, source) for one, chosen, shares in work]
 
     def verdicts(self, trees: Many[DraftTree]) -> list[Verdict]:
-        """What a cache keeps: of each draft all that was fed."""
+        """Verdicts that make the cache keep all fed tokens of each draft."""
         kept = []
         for segment, tree in zip(self.step.segments, trees, strict=True):
             fed = min(len(tree) - 1, segment.nodes - 1)
-            # a cache keeps all but the last token that was emitted, and here none was
+            # a verdict's last token is not cached: a placeholder here
             kept.append(Verdict(tuple(range(1, fed + 1)), (*tree.tokens[1 : fed + 1], 0), fed))
         return kept
 
 
 def _tree(sequence: Sequence, budget: Budget, depth: int, tokens: Many[int], confidences: Many[float], source: str) -> DraftTree:
-    """As much of what was chosen as a draft that waits for each level would have: it stops behind a token that ends the text or
-    that the budget holds too unlikely."""
+    """The tokens that a draft with a wait per level would have: it stops after a token that ends the text, or that is too
+    unlikely for the budget."""
     kept, reach, stopping = 0, 1.0, budget.stopping
     for token, confidence in zip(tokens[:depth], confidences, strict=False):
-        # where there is no number, no share is one
+        # a row with NaN has NaN as its share
         if not confidence > 0.0:
             break
         kept += 1
@@ -84,8 +84,8 @@ def _tree(sequence: Sequence, budget: Budget, depth: int, tokens: Many[int], con
 
 
 def drafted(forward: Forward, tables: ChainTables, level: int, vocab_size: int, buffer: torch.Tensor) -> torch.Tensor:
-    """One level, whose tokens go where the next one reads them. Returns `buffer`: int32 [2, levels, S], tokens, and their shares
-    as bits of float32."""
+    """Draft one level and write its tokens where the next level reads them. Returns `buffer`: int32 [2, levels, S], tokens, and
+    the bits of their float32 probabilities."""
     here, after = tables.levels[level], tables.levels[level + 1 : level + 2]
     logits = forward(here.tables, None if level else tables.wanted.long())
     read = after[0].tables.token_ids if after else None

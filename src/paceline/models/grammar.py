@@ -1,10 +1,11 @@
-"""Grammars: a JSON schema, a regular expression or a Lark grammar as what one answer may say, token by token (llguidance).
+"""Grammars: constrain an answer, token by token, to a JSON schema, a regular expression or a Lark grammar (llguidance).
 
-llguidance reads bytes. What a token stands for is said by `Pieces`; special tokens stand for nothing but themselves, and padding
-for nothing at all. The end is a token of our own behind the vocabulary, which is translated into those that end the request.
+llguidance works on bytes. `Pieces` gives the bytes of a token; special tokens match only themselves, and padding matches nothing.
+The end of an answer is an extra token after the vocabulary, which is translated into the request's EOS tokens.
 
-A grammar comes from a stranger. Its size is bounded before it is read, and what compiling and reading it may take by llguidance's
-own limits and by a clock. It compiles on a thread with a stack of its own: rules that name one another are followed recursively.
+Grammars are untrusted. Their size is bounded before they are parsed, and the cost of compiling and matching by llguidance's own
+limits and a timeout. A grammar compiles on a thread with a large stack, since rules that refer to each other are followed
+recursively.
 """
 
 from __future__ import annotations
@@ -28,18 +29,18 @@ from paceline.models.tokenizer import Tokenizer
 from paceline.params import Grammar
 
 _SECONDS = 2.0
-"""For one grammar to compile in. What takes longer is given up, and goes on until it ends by its own limits."""
+"""Seconds that a grammar may take to compile. Then the request is refused, and the thread runs on until the library's limits."""
 _MOST_GIVEN_UP = 2
-"""Grammars that were given up and still compile, each on a core and in memory of its own. With so many no other one begins."""
+"""Most timed-out grammars that still compile, each with a core and memory of its own; at this number no new one begins."""
 _STACK_BYTES = 128 << 20
-"""A grammar holds at most some 24,000 rules, and following one takes about 2 KiB. Only what is touched is real memory."""
+"""A grammar has at most some 24,000 rules, and following one takes about 2 KiB. Only touched pages use real memory."""
 _KEPT = 16
-"""Compiled grammars that are kept, of the latest. One takes up to 25 MB, most of it for states."""
+"""How many of the latest compiled grammars are kept. One takes up to 25 MB, most of it for states."""
 _SHORT, _SPELLED = 64, 10_000
-"""Characters of a text, and how many texts, whose tokens are remembered."""
+"""Longest text, in characters, whose tokens are cached, and how many texts are."""
 _INDENT = 32
 _WHITESPACE = rf"( |\n[ \t]{{0,{_INDENT}}})"
-"""Between the words of a JSON text. Without a bound a model may write spaces until its tokens are used up."""
+"""Whitespace between JSON tokens. Without a bound, a model may write spaces until it reaches its token limit."""
 _LIMITS = LLParserLimits(
     max_items_in_row=20_000,
     initial_lexer_fuel=1_000_000,
@@ -69,7 +70,7 @@ class Grammars:
         self._lock = Lock()
 
     def check(self, grammar: Grammar) -> None:
-        """Raises GrammarError where the grammar cannot be used, GrammarsBusy where that cannot be said now."""
+        """Raises GrammarError if the grammar cannot be used, GrammarsBusy if that cannot be determined now."""
         self._known(grammar)
 
     def constraint(self, grammar: Grammar, stop_ids: frozenset[int]) -> GrammarConstraint:
@@ -78,7 +79,7 @@ class Grammars:
         return GrammarConstraint(self._known(grammar), self.vocab_size, ends, partial(self._another, grammar))
 
     def _known(self, grammar: Grammar) -> LLMatcher:
-        """One that has read nothing, of which copies are to read."""
+        """The grammar's matcher in its initial state, to be copied before use."""
         with self._lock:
             found = self._compiled.get(grammar)
             if found is not None:
@@ -87,17 +88,17 @@ class Grammars:
         return self._anew(grammar, _MOST_GIVEN_UP)
 
     def _another(self, grammar: Grammar, than: LLMatcher) -> tuple[LLMatcher, bool]:
-        """One that shares nothing with `than`, in the middle of an answer: somebody else's of since then, or one that is made
-        now; and whether it is. Raises GrammarError where it cannot be made in time."""
+        """A matcher that shares no state with `than`, for use in the middle of an answer: one that another request has compiled
+        since, or one compiled now; and whether it was compiled now. Raises GrammarError if it cannot be compiled in time."""
         with self._lock:
             found = self._compiled.get(grammar)
         if found is not None and found is not than:
             return found, False
-        # it was compiled before, so others' that take too long do not keep it from that, but one such of its own kind does
+        # it compiled before, so it may start despite the timed-out ones, but not despite one more
         return self._anew(grammar, _MOST_GIVEN_UP + 1), True
 
     def _anew(self, grammar: Grammar, most_given_up: int) -> LLMatcher:
-        """One that shares nothing with those before: copies count what they have seen in common."""
+        """Compile a new matcher, since copies of one share a state space."""
         made = _within_time(lambda: self._compile(grammar), grammar, most_given_up)
         with self._lock:
             self._compiled[grammar] = made
@@ -109,7 +110,7 @@ class Grammars:
     def _compile(self, grammar: Grammar) -> LLMatcher:
         matcher = LLMatcher(self._library, _text(grammar), log_level=0, limits=_LIMITS)
         if not matcher.is_error():
-            # what cannot even begin is refused, and not left to the first step
+            # refuse now a grammar that fails at its first token, instead of in the first step
             matcher.compute_bitmask()
         if matcher.is_error():
             raise _refused(grammar, matcher.get_error())
@@ -118,23 +119,23 @@ class Grammars:
 
 @lru_cache(maxsize=4)
 def grammars_of(tokenizer: Tokenizer) -> Grammars:
-    """Those of a tokenizer without its model: enough to say whether a grammar can be used."""
+    """The grammars of a tokenizer without its model, to check whether a grammar can be used."""
     return Grammars(tokenizer, tokenizer.vocab_size)
 
 
 def check(grammar: Grammar, tokenizer: Tokenizer) -> None:
-    """Raises GrammarError, in one sentence, where a grammar cannot be used."""
+    """Raises GrammarError, with one sentence, if a grammar cannot be used."""
     grammars_of(tokenizer).check(grammar)
 
 
 def thought_first(grammar: Grammar, closing: str | int, *, free: bool = False) -> Grammar:
-    """The grammar of an answer that has a thought to end before it keeps to `grammar`.
+    """The grammar of an answer that first finishes a thought (reasoning text) and then follows `grammar`.
 
-    closing: the text that ends a thought, or the id of a special token, which no text can spell. free: whether the thought may
-    be all of it. Raises GrammarError where `grammar` cannot be used, or is too long with a thought before it.
+    closing: the text that ends a thought, or the id of a special token that does. free: whether the answer may consist of the
+    thought alone. Raises GrammarError if `grammar` cannot be used, or is too long together with a thought.
     """
     ends = json.dumps(closing) if isinstance(closing, str) else f"<[{closing}]>"
-    # lazy: what closes a thought is never part of it
+    # lazy: the thought ends at the first closing text
     rules = [
         f"start: {'TEXT | ' if free else ''}thought BLANK? @answer",
         f"thought{'[lazy]' if isinstance(closing, str) else ''}: TEXT {ends}",
@@ -142,7 +143,7 @@ def thought_first(grammar: Grammar, closing: str | int, *, free: bool = False) -
         f"BLANK: /[ \t\r\n]{{1,{_INDENT}}}/",
     ]
     held = {"lark_grammar": grammar.text} if grammar.kind == "lark" else json.loads(_text(grammar))["grammars"][0]
-    # the form in which the library takes several at once
+    # the library's JSON form of several grammars
     grammars = [{"lark_grammar": "\n".join(rules)}, {**held, "name": "answer"}]
     try:
         return Grammar(kind="lark", text=json.dumps({"grammars": grammars}, ensure_ascii=False))
@@ -151,7 +152,7 @@ def thought_first(grammar: Grammar, closing: str | int, *, free: bool = False) -
 
 
 class _Vocabulary:
-    """A tokenizer as llguidance asks for one: the bytes of every token, then the end of an answer."""
+    """A tokenizer with the interface that llguidance expects: the bytes of every token, then the end of an answer."""
 
     bos_token_id = None
 
@@ -168,7 +169,7 @@ class _Vocabulary:
         return self._pieces.of[token]
 
     def __call__(self, text: str) -> list[int]:
-        """Tokens of exactly these bytes; llguidance asks for the same forced ones again and again."""
+        """Tokens of exactly these bytes; cached, since llguidance asks for the same forced bytes repeatedly."""
         found = self._spelled.get(text)
         if found is None:
             found = self._pieces.spelled(text.encode())
@@ -178,7 +179,8 @@ class _Vocabulary:
 
 
 def _text(grammar: Grammar) -> str:
-    """The grammar in llguidance's own form. Raises GrammarError for a schema that is no JSON or too deep."""
+    """The grammar in llguidance's own form. Raises GrammarError for a schema that is not valid JSON or too deep, and for a
+    `multipleOf` that is too large."""
     if grammar.kind == "regex":
         return LLMatcher.grammar_from_regex(grammar.text)
     if grammar.kind == "lark":
@@ -205,14 +207,14 @@ def _check_multiples(grammar: Grammar, remainders: int) -> None:
 
 
 def _within_time(compile_one: Callable[[], LLMatcher], grammar: Grammar, most_given_up: int) -> LLMatcher:
-    """What it returns, from a thread of its own. Raises GrammarError, also where it takes too long or breaks, and GrammarsBusy
-    where so many that took too long still run."""
+    """Run `compile_one` on its own thread and return its result. Raises GrammarError if it fails or times out, and GrammarsBusy
+    if `most_given_up` timed-out ones still run."""
     ended: list[LLMatcher | BaseException] = []
 
     def run() -> None:
         try:
             ended.append(compile_one())
-        # a panic of the library is no Exception
+        # a panic of the Rust library is a BaseException, not an Exception
         except BaseException as failure:
             ended.append(failure)
 
@@ -239,21 +241,21 @@ def _within_time(compile_one: Callable[[], LLMatcher], grammar: Grammar, most_gi
 
 
 _STARTING = Lock()
-"""The size of a stack is set for whatever thread starts next."""
+"""Held while the stack size is set, which applies to every thread started then."""
 _GIVEN_UP: list[Thread] = []
-"""Threads of grammars that took too long; `_STARTING` guards them."""
+"""Threads of timed-out grammars; guarded by `_STARTING`."""
 _PLACE = re.compile(r"^(at )?\d+\(\d+\): ")
 _OVERLAPS = re.compile(r"oneOf constraints are not supported.*")
 
 
 def _refused(grammar: Grammar, reason: str) -> GrammarError:
-    """One sentence of what may be many lines, of which an expression's own parser says the reason last."""
+    """An error with one sentence made of a reason of possibly many lines; a line "error: ..." of a regex parser is preferred."""
     lines = [line.strip() for line in reason.splitlines() if line.strip()] or ["it cannot be compiled"]
     if lines[0] == "NoExtensionBias":
         lines = ["nothing satisfies it"]
     message = next((line.removeprefix("error: ") for line in lines if line.startswith("error: ")), lines[0])
     if grammar.kind != "lark":
         message = _PLACE.sub("", message)
-    # it names an option of the library there, which nobody can set
+    # the library's message suggests an option that users cannot set
     message = _OVERLAPS.sub("its oneOf has alternatives that may hold of the same value; write anyOf", message)
     return GrammarError(f"the {_KINDS[grammar.kind]} cannot be used: {message[:200]}")

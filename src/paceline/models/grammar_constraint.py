@@ -1,4 +1,4 @@
-"""GrammarConstraint: what a compiled grammar lets one answer say next, wherever a draft of it may lead (llguidance)."""
+"""GrammarConstraint: the tokens that a compiled grammar allows next in one answer, also after drafted tokens (llguidance)."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from paceline.constraint import GrammarError
 
 @dataclass(frozen=True)
 class _Place:
-    """What is known behind some tokens. allowed: bool [V]. over: as `Constraint.over` has it. checked:
-    whether anything is known."""
+    """The grammar's result after some tokens. allowed: bool [V]. over: as in `Constraint.over`. checked: False if the matcher
+    exceeded its limits, so that nothing is known."""
 
     allowed: np.ndarray
     over: str | None = None
@@ -23,16 +23,16 @@ class _Place:
 
 
 class GrammarConstraint:
-    """`Constraint` by a matcher that walks ahead into a draft and returns.
+    """A `Constraint` whose matcher advances into a draft and rolls back.
 
-    unread: one that has read nothing, of which copies read. ends: EOS tokens that end this request; without any the answer is
-    over where nothing may follow. another: gives one that shares nothing with the one it is given, and says whether it was made
-    for this. What was looked up behind a draft is kept until a commit goes another way.
+    unread: a matcher in its initial state, from which copies are made. ends: EOS tokens that end this request; without any, the
+    answer is over when nothing may follow. another: given a matcher, returns one that shares no state with it, and whether it was
+    compiled for this call. Results for drafted tokens are kept until a commit takes another path.
 
-    Copies of a matcher share a room for states, which other requests fill, and drafts do. So what one cannot tell is asked of
-    others, at last of one that was made anew: only where that cannot either is the answer over. What may follow depends on the
-    tokens before it alone. Making one takes up to seconds, in which nobody's step goes on, so it is done for what is committed or
-    about to be, and never for what was only drafted.
+    Copies of a matcher share a limited state space, which other requests and drafts fill too. If a matcher exceeds it, another
+    one is tried, and finally a newly compiled one; only if that fails too is the answer over. The result depends only on the
+    tokens before it. Compiling takes up to seconds, during which no step runs, so it is done only for tokens that are committed
+    or about to be, never for tokens that are only drafted.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class GrammarConstraint:
         self._matcher = unread.deep_copy()
         self._read: list[int] = []
         self._ahead: tuple[int, ...] | None = ()
-        """What the matcher has read beyond the committed tokens; None where that is not known."""
+        """The tokens that the matcher has read after the committed ones; None if unknown."""
         self._places: dict[tuple[int, ...], _Place] = {}
         self._everything = np.ones(vocab_size, bool)
 
@@ -72,7 +72,7 @@ class GrammarConstraint:
             choices = np.flatnonzero(allowed).tolist()
             if len(choices) > 1 and not self._ends.issuperset(choices):
                 break
-            # bytes that are forced are spelled in one way alone, and known as a whole; the end is a token of ours there
+            # forced bytes have one spelling, and the matcher returns them all at once; it has its own token for the end
             more = self._matcher.compute_ff_tokens() if self._go(path) and choices[0] not in self._ends else []
             path = (*path, *(more or choices[:1]))
         return path[:count]
@@ -83,7 +83,7 @@ class GrammarConstraint:
         count = self._matcher.validate_tokens(list(tokens))
         if self._matcher.is_error():
             return len(tokens)
-        # an end is a token of ours: whether it may come is left to the mask
+        # the matcher does not know the EOS tokens: whether one is allowed is decided by the mask
         return count + (count < len(tokens) and tokens[count] in self._ends)
 
     def commit(self, tokens: tuple[int, ...]) -> None:
@@ -109,12 +109,12 @@ class GrammarConstraint:
         return _Place(self._everything, checked=False) if ancestors else self._asked(ancestors)
 
     def _asked(self, ancestors: tuple[int, ...]) -> _Place:
-        """What others say where this matcher cannot."""
+        """Ask other matchers when this one has exceeded its limits."""
         place, made = None, False
         while place is None and not made:
             try:
                 self._unread, made = self._another(self._unread)
-            # it was compiled before, so this machine is too busy to do it in time
+            # it was compiled before, so the machine is too busy to compile it in time
             except GrammarError:
                 break
             self._ahead = None
@@ -122,7 +122,7 @@ class GrammarConstraint:
         return place or _Place(self._everything, "length")
 
     def _read_off(self, ancestors: tuple[int, ...]) -> _Place | None:
-        """What the matcher says; None where it is past its limits."""
+        """The matcher's result; None if it has exceeded its limits."""
         reached = self._go(ancestors)
         if self._ahead is None or self._matcher.is_error():
             return None
@@ -131,26 +131,26 @@ class GrammarConstraint:
             return None
         mask = np.unpackbits(np.frombuffer(bits, np.uint8), count=self._vocab_size + 1, bitorder="little").astype(bool)
         if not reached:
-            # one that is past its limits does not read either, and says nothing of it
+            # a matcher beyond its limits reads nothing either, without an error
             return None if mask[ancestors[len(self._ahead)]] else _Place(self._everything)
         may_end, mask = bool(mask[-1]), mask[:-1]
         if may_end:
             mask[list(self._ends)] = True
         if mask.any():
             return _Place(mask)
-        # nothing follows: it is whole, or there is no token for what must follow
+        # nothing may follow: the answer is complete, or no token spells the required continuation
         return _Place(self._everything, "stop" if may_end else "length")
 
     def _go(self, ancestors: tuple[int, ...]) -> bool:
-        """Put the matcher behind the committed tokens and `ancestors`; False where it does not read all of them. `_ahead` is None
-        where it does not read those that were committed."""
+        """Advance the matcher to the end of the committed tokens and `ancestors`; False if it does not accept all of these.
+        `_ahead` stays None if it does not accept the committed ones."""
         before = None if self._matcher.is_error() else self._ahead
         if before == ancestors:
             return True
-        # until it is there nobody knows where it is
+        # unknown until it has arrived
         self._ahead = None
         if before is None:
-            # it broke off on its way, or was past its limits, from where a matcher does not return
+            # it was interrupted, or exceeded its limits, from which a matcher cannot recover
             self._matcher, before = self._unread.deep_copy(), ()
             if self._matcher.try_consume_tokens(self._read) < len(self._read):
                 return False

@@ -1,7 +1,7 @@
 """HubModel: any transformers causal language model whose attention goes through `AttentionInterface`.
 
-The model is untouched. One forward carries a flat ragged step: prefill chunks, plain decodes and draft trees of many
-sequences side by side, keys and values in the engine's own slabs (`attention.py` is the seam).
+The model is not modified. One forward pass runs a flat ragged step: prefill chunks, plain decodes and draft trees of many
+sequences side by side, with keys and values in the engine's own slabs (`attention.py` connects the two).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from paceline.step import Step
 
 
 class HubModel(FlatModel):
-    """model: a causal LM in eval mode, switched to the attention named `attention.NAME` by whoever loads it."""
+    """model: a causal LM in eval mode, already switched to the attention named `attention.NAME`."""
 
     def __init__(self, model: Any, name: str, context_length: int, eos_token_ids: frozenset[int] = frozenset()) -> None:
         self.model, self.name = model, name
@@ -55,7 +55,7 @@ class HubModel(FlatModel):
     ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
         arguments: dict[str, Any] = {"past_key_values": self._nothing, "use_cache": True}
         if self._keeps_rows:
-            # all rows are named too: where there is no tensor Gemma 4 takes a number, and the mask, for what it slices
+            # a tensor of row indices even for all rows: without one, Gemma 4 takes a number and slices its mask too
             arguments["logits_to_keep"] = torch.arange(token_ids.shape[1], device=self._device) if keep is None else keep
         token = FORWARD.set(forward)
         try:

@@ -1,5 +1,5 @@
-"""LlamaTensors: the matrices and norms of a Llama-form checkpoint by what they are for, whatever a family calls or how it stores
-them; each is read when it is asked for."""
+"""LlamaTensors: the matrices and norms of a Llama-form checkpoint by their role, whatever names and layouts a family uses; each
+is read on demand."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _IGNORED = "rotary_emb.inv_freq"
 
 @dataclass(frozen=True)
 class LayerNorms:
-    """Those that a layer has, in the order in which rows meet them but for those of heads."""
+    """A layer's norms, in the order in which they apply, with those of query and key heads last."""
 
     before_attention: Weighted | None
     after_attention: Weighted | None
@@ -36,20 +36,20 @@ class LayerNorms:
 
 
 class LlamaTensors:
-    """Raises Unsuited where a tensor is missing, is of another type than a float, or is there without a meaning known here.
+    """Raises Unsuited if a tensor is missing, is not of a float type, or is not part of the form.
 
-    matrix_kind: the precision of the matrices; float32 where there are several, for what is stored so is in none of the halves.
+    matrix_kind: the precision of the matrices; float32 if they differ, since neither half-precision format holds the others.
     """
 
     def __init__(self, form: Form, tensors: Tensors) -> None:
         self._form, self._tensors = form, tensors
-        # a rotation's frequencies are computed anew, whatever some files hold of them
+        # rotation frequencies are computed, even if a file holds them
         kinds = {kind for name, kind in tensors.kinds.items() if not name.endswith(_IGNORED)}
         if not kinds <= _KINDS.keys():
             raise Unsuited(f"it holds tensors of the type {min(kinds - _KINDS.keys())}")
         matrices = {kind for name, kind in tensors.kinds.items() if name.endswith(".weight") and "norm" not in name}
         self.matrix_kind = _KINDS[matrices.pop()] if len(matrices) == 1 else "fp32"
-        # of two names for the same tensor, safetensors' `save_model` keeps the first in the alphabet
+        # of tied tensors, safetensors' `save_model` keeps the alphabetically first name
         only_head = form.tied and _HEAD in tensors.kinds and _EMBEDDING not in tensors.kinds
         self.embedding = self._read(_HEAD if only_head else _EMBEDDING, form.vocabulary, form.hidden)
 
@@ -80,7 +80,7 @@ class LlamaTensors:
         return self._read(f"model.layers.{layer}.{form.experts.names.router}.weight", form.experts.count, form.hidden)
 
     def expert(self, layer: int, expert: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """The gates [inner, hidden] of one expert, what they gate, and the way back [hidden, inner]."""
+        """One expert's gate and up matrices, [inner, hidden], and its down matrix, [hidden, inner]."""
         form = self._form
         assert form.experts is not None
         names, shape = form.experts.names, (form.inner, form.hidden)
@@ -100,38 +100,38 @@ class LlamaTensors:
         return LayerNorms(**norms)
 
     def last_norm(self) -> Weighted:
-        """What multiplies logits is put into its weights, which are float32 in every format."""
+        """The final norm; `logit_scale` is folded into its weights, which are float32 in every format."""
         weight, bias = self._norm("model.norm", self._form.hidden)
         return weight * self._form.logit_scale, None if bias is None else bias * self._form.logit_scale
 
     def head(self) -> Linear:
-        """Its weight is `embedding` itself where it is tied."""
+        """The output head; if tied, its weight is `embedding` itself."""
         form = self._form
         if not form.tied:
             return self._linear("lm_head", form.vocabulary, form.hidden)
         if has_head_of_its_own(self._tensors):
-            # transformers ties them only where they are alike, whatever the configuration says
+            # transformers ties them only if they are equal, whatever the configuration states
             head = self._read(_HEAD, form.vocabulary, form.hidden)
             if not torch.equal(head.to(self.embedding.dtype), self.embedding):
                 return head, None
         return self.embedding, None
 
     def all_read(self) -> None:
-        """Raises Unsuited where something was never asked for."""
+        """Raises Unsuited if any tensor was never read."""
         left = sorted(name for name in self._tensors.unread if not name.endswith(_IGNORED))
         if left:
             raise Unsuited(f"its tensor '{left[0]}' has no place in the Llama form")
 
     def _in_halves(self, rows: torch.Tensor) -> torch.Tensor:
-        """Outputs of heads in an order in which halves are rotated together where neighbours were. Scores do not see an order
-        that queries and keys share."""
+        """Reorder the outputs of heads from rotating adjacent pairs to rotating halves. Scores do not depend on an order that
+        queries and keys share."""
         form = self._form
         heads = rows.unflatten(0, (-1, form.head_size))
         turned = heads[:, : form.rotary]
         return torch.cat([turned[:, ::2], turned[:, 1::2], heads[:, form.rotary :]], dim=1).flatten(0, 1)
 
     def _parts(self, parts: dict[str, int], prefix: str, whole: str) -> list[Linear]:
-        """Several linears that read the hidden state; some families store them one under another. parts: their outputs."""
+        """Several linears that read the hidden state; some families store them stacked as one. parts: name -> outputs."""
         hidden, outputs = self._form.hidden, list(parts.values())
         if whole not in self._form.family.fused:
             return [self._linear(part, count, hidden) for part, count in parts.items()]
@@ -140,7 +140,7 @@ class LlamaTensors:
         return list(zip(weight.split(outputs), biases, strict=True))
 
     def _linear(self, name: str, outputs: int, inputs: int) -> Linear:
-        """Whether it has a bias the form decides, and not what a checkpoint happens to hold."""
+        """Weight and bias; the form, not the checkpoint's tensors, decides whether there is a bias."""
         biased = name.split(".", 3)[-1] in self._form.biased
         return self._read(name + ".weight", outputs, inputs), self._read(name + ".bias", outputs) if biased else None
 
@@ -156,17 +156,17 @@ class LlamaTensors:
 
 
 def has_head_of_its_own(tensors: Tensors) -> bool:
-    """Whether there is a head beside the embedding, and not in its place."""
+    """Whether there is a head besides the embedding, not instead of it."""
     return {_EMBEDDING, _HEAD} <= tensors.kinds.keys()
 
 
 def joined(linears: list[Linear], together: Callable[[list[torch.Tensor]], torch.Tensor] = torch.cat) -> Linear:
-    """Linears as one; one under another, or however `together` puts weights and biases."""
+    """Several linears as one: stacked, or combined by `together`, weights and biases alike."""
     return together([weight for weight, _ in linears]), biases(linears, together)
 
 
 def biases(linears: list[Linear], together: Callable[[list[torch.Tensor]], torch.Tensor]) -> torch.Tensor | None:
-    """The biases of several linears as one, zeros where one has none; None where none has."""
+    """The combined biases of several linears, zeros for a linear without one; None if none has one."""
     if all(bias is None for _, bias in linears):
         return None
     return together([torch.zeros(weight.shape[0]) if bias is None else bias for weight, bias in linears])

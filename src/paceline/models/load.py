@@ -1,4 +1,4 @@
-"""Load: from a name to a model that is known to work, or one sentence that says why not."""
+"""Load: from a name to a model that has passed its checks, or one sentence that says why not."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from paceline.torch_threads import usable
 
 _HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 _TWICE = ["*/*", "consolidated*"]
-"""What a checkpoint holds in another form as well, such as Mistral's in its own."""
+"""Files that repeat a checkpoint in another format, such as Mistral's own."""
 _HUB_FILES = ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja", "*.tiktoken"]
 _CONTEXT_NAMES = ("max_position_embeddings", "n_positions", "n_ctx", "seq_length", "max_seq_len", "max_sequence_length")
 _NOT_ARCHITECTURE = {
@@ -34,27 +34,27 @@ _NOT_ARCHITECTURE = {
     *("output_attentions", "output_hidden_states", "return_dict", "torchscript", "use_cache"),
     "transformers_weights",
 }
-"""Entries of config.json that are not the checkpoint's to decide: code to fetch and run, how a forward is called, and which file,
+"""Entries of config.json that a checkpoint must not decide: code to fetch and run, how a forward pass is called, and which file,
 maybe a pickle, holds the weights."""
 _FP8_FROM = (8, 9)
-"""The compute capability from which on Triton reads it."""
+"""The lowest compute capability on which Triton supports fp8."""
 _SUPERSEDED_ROTATIONS = {"su": "longrope"}
-"""What rotations were called in the first files of a family: Phi-3's of 128k."""
+"""Former names of rotations, in early files of Phi-3 128k -> current names."""
 _WHOLE = {"I8", "U8", "I16", "U16", "I32", "U32"}
 _UNSTATED_CONTEXT = 2048
-"""For checkpoints that state no longest context, as recurrent ones and some with ALiBi do."""
+"""Context length of checkpoints that state none, such as recurrent models and some with ALiBi."""
 
 
 def resolve(name: str) -> Path:
-    """The folder of a model: a directory, an embedded name or a Hub id, which is fetched (safetensors and text files only).
+    """The folder of a model, given a directory, an embedded name or a Hub id, which is fetched (safetensors and text files only).
 
-    Raises ModelError where there is none.
+    Raises ModelError if there is no such model.
     """
     try:
         path = expanded(name)
         if name and path.is_dir():
             return path.resolve()
-    # the home of nobody, or a name longer than any file's
+    # an unknown user's home (~name), or a name too long for a file
     except OSError as error:
         raise ModelError(f"there is no model directory '{name[:80]}'") from error
     embedded = embedded_path(name)
@@ -81,7 +81,7 @@ def _fetched(name: str) -> Path:
             f"'{name}' is neither a directory nor an embedded model, and the Hub did not give it: {sentence(error)}"
         ) from error
     if not any(folder.glob("*.safetensors")):
-        # pickles, which were not asked for, are not in the folder to be named
+        # pickles are not downloaded, so the message cannot name them
         raise ModelError(f"the Hub gave no safetensors of '{name}', and Paceline reads nothing else")
     return folder
 
@@ -89,18 +89,18 @@ def _fetched(name: str) -> Path:
 def load_model(
     path: str | Path, *, weights: str | None = None, kv_cache: str | None = None, native: bool = True
 ) -> LanguageModel:
-    """Read a checkpoint folder (or anything `resolve` knows) by the best backend that gives the model's own numbers.
+    """Load a checkpoint folder (or anything that `resolve` accepts) on the best backend that reproduces the model's own logits.
 
-    weights: one of `WEIGHTS`, the format the model is held in, and so what it is; unless given, the precision of the checkpoint,
+    weights: one of `WEIGHTS`, the weight format, which is part of what the target is; by default the precision of the checkpoint,
     but float32 where transformers runs it on a CPU. kv_cache: one of `KV_CACHES`, a narrow format for keys and values on a GPU.
-    native: whether packed weights and compiled kernels may be used. Raises ModelError with one sentence.
+    native: whether the native and fused backends may be used. Raises ModelError with one sentence.
     """
     if kv_cache is not None and not served(_device()):
         raise ModelError(f"keys and values are kept as {kv_cache} by kernels for a GPU, which need CUDA and Triton")
     if kv_cache == "fp8" and torch.cuda.is_available() and torch.cuda.get_device_capability() < _FP8_FROM:
         raise ModelError(f"'{torch.cuda.get_device_name()}' cannot read fp8: keep keys and values as int8")
     if (threads := usable()) < torch.get_num_threads():
-        # torch knows the machine's processors, not how much of their time a container is given
+        # torch counts the machine's processors, but not a container's CPU quota
         torch.set_num_threads(threads)
     checkpoint = inspected(resolve(str(path)))
     reason = "compiled kernels are switched off"
@@ -116,9 +116,9 @@ def load_model(
         if weights is not None and weights not in DTYPES:
             raise ModelError(f"'{checkpoint.path}' cannot be held as {weights}: {reason}")
         if not _is_causal(config):
-            # one that also sees: transformers has it whole or not at all
+            # a vision-language model: transformers' mapping has no language model alone for it
             raise ModelError(f"the language model of '{checkpoint.path}' cannot be read alone: {reason}")
-        # not needed by most, and it brings 80 MB of torch's compiler along
+        # most models do not need it, and it imports 80 MB of torch's compiler
         from paceline.models.selfcheck import Identity, best_backend
 
         model = _weighed(checkpoint, config, DTYPES[weights] if weights else None)
@@ -127,15 +127,15 @@ def load_model(
             return best_backend(model, identity)
         except ModelError:
             raise
-        # what configurations from strangers ask for may fail in any way once it runs
+        # untrusted configurations may make model code raise anything
         except Exception as error:
             raise ModelError(f"'{checkpoint.path}' does not run: {sentence(error)}") from error
 
 
 def _of_the_llama_form(checkpoint: Checkpoint, config: Any, weights: str | None, kv_cache: str | None) -> LanguageModel:
-    """The model in kernels of our own for this device. Raises Unsuited where it must go by transformers."""
+    """The model on the native or fused backend, as this device needs. Raises Unsuited if transformers has to run it."""
     if _is_quantised(checkpoint):
-        # some methods quantise plain numbers as they load them, and activations beside
+        # some methods quantise plain weights while loading, and activations too
         raise Unsuited("it is quantised")
     if config.model_type in SEEING:
         config = text_config(config, has_head_of_its_own(Tensors(checkpoint)))
@@ -146,7 +146,7 @@ def _of_the_llama_form(checkpoint: Checkpoint, config: Any, weights: str | None,
     if not served(_device()):
         raise Unsuited("packed weights are for processors only")
     try:
-        # imports Triton, of which a device may bring a version of its own
+        # imports Triton, which a device's vendor may ship in a version of its own
         from paceline.models.fused import fused_model
     except ImportError as error:
         raise Unsuited(f"its kernels cannot be imported: {sentence(error)}") from error
@@ -154,7 +154,7 @@ def _of_the_llama_form(checkpoint: Checkpoint, config: Any, weights: str | None,
 
 
 def _device() -> torch.device:
-    """Where models run."""
+    """The device that models run on."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
@@ -166,39 +166,39 @@ def packs_weights(name: str | Path) -> bool:
         checkpoint = inspected(resolve(str(name)))
         config = stated(checkpoint.config) or _configuration(checkpoint)
         form_of(config.get_text_config())
-    # it is not there, cannot be read or is of another form: what is wrong is said when it is loaded
+    # missing, unreadable or of another form: loading it reports what is wrong
     except Exception:
         return False
     return not _is_quantised(checkpoint)
 
 
 def context_length(config: Any) -> int:
-    """The longest text that the configuration states, in tokens, or what a rotation stretches it to, but no longer than the first
-    factors of a longrope are for, or than is read without chunks.
+    """Context length in tokens: as the configuration states it, or as its rotation stretches it, but at most the range of a
+    longrope's short factors, or the length up to which dual chunk attention does not apply.
 
-    Raises ModelError where the configuration cannot be read.
+    Raises ModelError if the configuration cannot be read.
     """
     try:
         text = config.get_text_config()
         named = [getattr(text, name, None) for name in _CONTEXT_NAMES]
         lengths = [length for length in named if isinstance(length, int) and length > 0] or [_UNSTATED_CONTEXT]
         return min([max([lengths[0], *_stretched_lengths(text, lengths)]), *_original_lengths(text)])
-    # such as one that states it for each layer
+    # such as a configuration that states it per layer
     except Exception as error:
         raise ModelError(f"the configuration does not say how long a text may be: {sentence(error)}") from error
 
 
 def _rotations(text: Any) -> list[dict[str, Any]]:
-    """The parameters of all rotations of a configuration: its own, or those of each kind of layer."""
+    """The parameters of all rotations of a configuration: the common ones, and those of each layer type."""
     parameters = getattr(text, "rope_parameters", None) or {}
     return [parameters, *(one for one in parameters.values() if isinstance(one, dict))]
 
 
 def _stretched_lengths(text: Any, lengths: list[int]) -> list[int]:
-    """What each rotation stretches the first of these lengths to, where that is clearly of the model before it was stretched.
+    """The length that each rotation stretches the first of these lengths to, if that one is clearly the unstretched length.
 
-    Files state either. DeepSeek's, Gemma 3's and gpt-oss's length is that of the model as it is. Qwen's, to which users add a
-    yarn, is that of the one before (Qwen3's with a quarter more, for answers); so is Vicuna's, which names the other beside it.
+    Files state either. DeepSeek, Gemma 3 and gpt-oss state the stretched length. Qwen, to whose files users add a yarn, states
+    the unstretched one (Qwen3 with a quarter more, for answers); so does Vicuna, which also states the stretched one.
     """
     found = []
     for one in _rotations(text):
@@ -213,11 +213,11 @@ def _stretched_lengths(text: Any, lengths: list[int]) -> list[int]:
 
 
 def _original_lengths(text: Any) -> list[int]:
-    """Up to where each longrope of a configuration takes its first factors, and a text is read without chunks."""
-    # transformers chooses factors, and PhiMoE the scales of any rotation, for all rows of a call by the largest position among
-    # them: past it a text would depend on its neighbours, on drafts, and on how its prompt is divided
+    """The lengths up to which each longrope of a configuration uses its short factors, or dual chunk attention is not used."""
+    # transformers chooses the factors (PhiMoE: the scales of any rotation) for all rows of a call by their largest position:
+    # past that length a text would depend on its neighbours, on drafts, and on how its prompt is chunked
     switching = [one for one in _rotations(text) if one.get("rope_type") == "longrope" or "long_mscale" in one]
-    # by these chunks Qwen2.5-1M reads on where its rotation ends; transformers knows nothing of them, and neither backend does
+    # Qwen2.5-1M extends its context by dual chunk attention, which transformers and our backends do not support
     chunks = getattr(text, "dual_chunk_attention_config", None)
     if isinstance(chunks, dict):
         switching.append(chunks)
@@ -225,12 +225,12 @@ def _original_lengths(text: Any) -> list[int]:
 
 
 def _asked(architecture: Any, config: Any) -> int:
-    """Numbers that a configuration wants for its weights, without room for any; 0 where its model cannot be laid out so."""
+    """Number of weights that a configuration asks for, counted on the meta device; 0 if the model cannot be built there."""
     try:
         with torch.device("meta"):
             return sum(parameter.numel() for parameter in architecture(config).parameters())
     except Exception:
-        # whatever is wrong is said when it is loaded
+        # loading it reports what is wrong
         return 0
 
 
@@ -245,15 +245,15 @@ def _weighed(checkpoint: Checkpoint, config: Any, dtype: torch.dtype | None) -> 
     try:
         architecture: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
         if getattr(architecture, "config_class", None) is config.sub_configs.get("text_config", object):
-            # of a model that also sees, the language model has a configuration of its own
+            # a vision-language model's language model has its own configuration
             config = config.get_text_config()
-        # a number that is quantised takes a bit at least
+        # a quantised number takes at least one bit
         most = 8 * checkpoint.size_bytes if "quantization_config" in checkpoint.config else 2 * checkpoint.parameters
         asked = _asked(architecture, config)
         if asked > most:
             reason = f"asks for {asked:,} numbers, and its files hold {checkpoint.parameters:,}"
             raise ModelError(f"the config.json of '{checkpoint.path}' {reason}")
-        # mismatched shapes are let through here only to be named and refused below
+        # mismatched shapes are ignored here only to be reported and refused below
         model, report = architecture.from_pretrained(
             str(checkpoint.path),
             config=config,
@@ -265,7 +265,7 @@ def _weighed(checkpoint: Checkpoint, config: Any, dtype: torch.dtype | None) -> 
         )
     except ModelError:
         raise
-    # configurations from strangers make model code fail in any way it can
+    # untrusted configurations may make model code raise anything
     except Exception as error:
         raise ModelError(f"'{checkpoint.path}' cannot be loaded: {sentence(error)}") from error
     for tensor, held, needed in sorted(report["mismatched_keys"]):
@@ -282,8 +282,8 @@ def _weighed(checkpoint: Checkpoint, config: Any, dtype: torch.dtype | None) -> 
 
 
 def _check_scaled(checkpoint: Checkpoint) -> None:
-    """Raises ModelError where weights are numbers to be scaled and transformers does not know how: it would take them as they
-    are, and leave out the scales."""
+    """Raises ModelError if weights are quantised numbers and transformers does not know the method: it would use them without
+    their scales."""
     kinds = {kind for name, kind in Tensors(checkpoint).kinds.items() if name.endswith(".weight")}
     scaled = sorted(kind for kind in kinds if kind.startswith("F8_") or kind in _WHOLE)
     if not scaled or _is_quantised(checkpoint):
@@ -294,13 +294,13 @@ def _check_scaled(checkpoint: Checkpoint) -> None:
 
 
 def _quantisation(checkpoint: Checkpoint) -> dict[str, Any]:
-    """What a checkpoint says of how it is quantised; nothing where it is not."""
+    """The checkpoint's `quantization_config`; empty if it has none."""
     said = checkpoint.config.get("quantization_config")
     return said if isinstance(said, dict) else {}
 
 
 def _is_quantised(checkpoint: Checkpoint) -> bool:
-    """Whether a checkpoint states a method of quantisation, and transformers knows it."""
+    """Whether a checkpoint states a quantisation method that transformers supports."""
     said = _quantisation(checkpoint)
     if not said:
         return False
@@ -309,20 +309,20 @@ def _is_quantised(checkpoint: Checkpoint) -> bool:
     try:
         with quiet():
             return AutoHfQuantizer.supports_quant_method(said)
-    # it states none, or no name for one
+    # it states no method, or not as a string
     except (ValueError, TypeError):
         return False
 
 
 def _architectural(config: Any) -> Any:
-    """A configuration, nested ones included, without `_NOT_ARCHITECTURE`."""
+    """A configuration without the entries `_NOT_ARCHITECTURE`, also in nested configurations."""
     if not isinstance(config, dict):
         return config
     return {name: _architectural(value) for name, value in config.items() if name not in _NOT_ARCHITECTURE}
 
 
 def _with_present_names(config: dict[str, Any]) -> dict[str, Any]:
-    """A configuration whose rotation is called what it is called today."""
+    """The configuration with the rotation's current name."""
     scaling = config.get("rope_scaling")
     if not isinstance(scaling, dict):
         return config
@@ -333,12 +333,12 @@ def _with_present_names(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _configuration(checkpoint: Checkpoint) -> Any:
-    """The configuration, transformers' own, of a causal language model: `auto_map` is not even looked at."""
+    """transformers' own configuration of a causal language model; `auto_map` is ignored."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     kind, file = checkpoint.config["model_type"], checkpoint.path / "config.json"
     if kind == "mistral" and "layer_types" in checkpoint.config:
-        # as transformers takes it: Ministral 8B goes by the name of a family whose layers are all of one kind
+        # as in transformers: Ministral 8B's files name the family "mistral", whose layers are all of one kind
         kind = "ministral"
     if kind not in CONFIG_MAPPING:
         own = "needs code of its own, which Paceline never runs" if "auto_map" in checkpoint.config else "is unknown"
@@ -350,9 +350,9 @@ def _configuration(checkpoint: Checkpoint) -> Any:
             )
             text = config.get_text_config()
             if getattr(text, "rope_parameters", None):
-                # a length stated beside the rotation is heeded once it is set, which for most families is after the constructor
+                # applies an original length stated beside the rotation, which for most families is set after the constructor
                 text.standardize_rope_params()
-    # the constructor of a configuration trusts its arguments
+    # a configuration's constructor does not validate its arguments, and may raise anything
     except Exception as error:
         raise ModelError(f"'{file}' is not a valid '{kind}' configuration: {sentence(error)}") from error
     if not _is_causal(config) and kind not in SEEING:

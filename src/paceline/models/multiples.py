@@ -1,4 +1,4 @@
-"""Multiples: how many remainders the `multipleOf` of a JSON schema has llguidance tell apart."""
+"""Multiples: how many remainders llguidance must distinguish for the `multipleOf`s of a JSON schema."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from typing import Any
 
 LARGEST = 65_536
-"""The library looks for a text that keeps to a schema among all remainders, and none of its limits ends that: so many take it up
-to a second on one core and 40 MiB, ten million take minutes and gigabytes."""
+"""The library searches all remainders for a valid text, and none of its limits stops that: so many take up to a second on one
+core and 40 MiB, ten million take minutes and gigabytes."""
 _KEY = "multipleOf"
 _WITHIN = re.compile(r"%json\s*")
 _DECODER = json.JSONDecoder()
@@ -18,7 +18,7 @@ _TOGETHER = frozenset({"anyOf", "oneOf", "$ref"})
 
 
 def of_schema(schema: Any) -> int:
-    """The most remainders that a parsed JSON schema asks for; where parts of it hold of one value, those of all together."""
+    """The most remainders that a parsed JSON schema needs; if parts of it may apply to one value, their least common multiple."""
     found, together, waiting = list[int](), False, [schema]
     while waiting:
         one = waiting.pop()
@@ -32,7 +32,7 @@ def of_schema(schema: Any) -> int:
 
 
 def of_lark(text: str) -> int:
-    """Those of the JSON schemas within a Lark grammar, or within several, in the form in which the library takes them at once."""
+    """The most remainders of any JSON schema within a Lark grammar, or within the library's JSON form of several grammars."""
     try:
         held = json.loads(text)["grammars"]
         schemas, more = [one.get("json_schema") for one in held], [one.get("lark_grammar") or "" for one in held]
@@ -42,7 +42,7 @@ def of_lark(text: str) -> int:
 
 
 def _first(text: str, at: int) -> Any:
-    """The JSON value that begins there; None where there is none, which the library refuses."""
+    """The JSON value that begins at `at`; None if there is none, which the library refuses later."""
     try:
         return _DECODER.raw_decode(text, at)[0]
     except (ValueError, RecursionError):
@@ -54,7 +54,7 @@ def _combines(schema: Mapping[str, Any]) -> bool:
 
 
 def _remainders(number: str) -> int:
-    """Of a number as Python writes it: its digits alone, since point, exponent and zeros at its end show in the text itself."""
+    """The remainders of one number as Python writes it: its digits, as point, exponent and last zeros show in the text itself."""
     digits = number.partition("e")[0].replace(".", "").strip("-0")
-    # so many are too large in any case
+    # more digits are too large in any case
     return int(digits[:20] or 1)

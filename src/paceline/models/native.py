@@ -1,10 +1,10 @@
 """NativeModel: a Llama-form model run from packed weights, one compiled call per step.
 
-A second backend beside the transformers adapter, behind the same contract. A row's logits have the same bits whatever is computed
-beside it and on any number of threads, so that verifying equals decoding in every format, int4 included. Activations are float32,
-but integers where they meet such weights, bfloat16 under `w16a16`, and two bfloat16 each where a matrix unit multiplies them
-under `bf16`; keys and values are float32 where weights are, else float16. The format is that of linear layers and of the head.
-Norms and biases are float32 under all of them, and under formats of whole numbers embeddings keep the checkpoint's precision.
+The native backend, with the same contract as the others. A row's logits have the same bits whatever is computed beside it and on
+any number of threads, so verification equals decoding in every format, int4 included. Activations are float32, but in products
+they become integers with integer weights, bfloat16 under `w16a16`, and a pair of bfloat16 each under `bf16` if a matrix unit
+multiplies them; keys and values are float32 where weights are, else float16. The weight format applies to linear layers and the
+head. Norms and biases are always float32, and in integer formats embeddings keep the checkpoint's precision.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from paceline.tree import DraftTree
 class NativeModel(LanguageModel):
     """Not to be called from two threads at once: the arrays of a step belong to the model."""
 
-    # twice as many do not stay in the second-level cache: prompts are read no faster, with int8 slower, and scratch is larger
+    # twice as many do not fit in the L2 cache: prompts are read no faster, with int8 slower, and scratch is larger
     prefill_chunk = 256
     batch_invariant = True
     threads_of_its_own = True
@@ -91,7 +91,7 @@ class NativeModel(LanguageModel):
             step.row_positions,
             [parent for segment in step.segments for parent in segment.row_parents],
             wanted,
-            # a draft that does not branch lies in its slots as committed tokens would
+            # a draft that does not branch occupies slots in order, like committed tokens
             _records(
                 [(s.low, s.rows, s.start, s.rows if s.is_chain else s.chain, cache.slab(s.sequence.key)) for s in step.segments]
             ),
@@ -121,7 +121,8 @@ class NativeModel(LanguageModel):
         vocab_size: int,
         source: str,
     ) -> list[DraftTree]:
-        """As `LanguageModel.extend`; all levels are drafted in one call, where no grammar and no verifier asks for more."""
+        """As `LanguageModel.extend`; all levels are drafted in one call, except with grammars and with drafts that record the
+        model's own distributions (`Growth.amateur`)."""
         options: dict[str, Any] = {"growth": growth, "vocab_size": vocab_size, "source": source}
         if growth.amateur:
             return super().extend(sequences, budgets, cache, **options)
@@ -147,12 +148,12 @@ class NativeModel(LanguageModel):
     def _drafted(
         self, live: list[tuple[Sequence, Budget]], cache: PanelCache, growth: Growth, vocab_size: int, source: str
     ) -> list[DraftTree]:
-        """A tree for each sequence, behind what its cache lacks; of those that it feeds the first path stays cached."""
+        """A tree for each sequence, after feeding the tokens missing from its cache; the path of first children stays cached."""
         drafts = self._drafts
         drafts.plan(live, growth)
         self._arrays.reserve(drafts.most_rows)
         count, longest, slabs = self._caught_up([sequence for sequence, _ in live], drafts.most_fed, cache)
-        # the ancestors of a node, which were fed before it, need as much room as rows of its own step would
+        # a node's ancestors, fed in earlier steps, need as much room as if they were rows of its own step
         rows = max(count, drafts.most_rows, drafts.most_fed)
         threads = self._threads(rows)
         drafts.reserve(threads)
@@ -171,8 +172,8 @@ class NativeModel(LanguageModel):
         return trees
 
     def _caught_up(self, sequences: list[Sequence], room: int, cache: PanelCache) -> tuple[int, int, list[PanelSlab]]:
-        """Lay out what the caches lack, with `room` slots behind it; its rows, the slots of the longest sequence, and the
-        slabs."""
+        """Lay out the tokens missing from the caches, reserving `room` more slots each. Returns the number of rows, the slots of
+        the longest sequence, and the slabs."""
         self._catch_up(sequences, cache)
         tokens, positions, parents, wanted, segments, longest = [], [], [], [], [], 0
         for sequence in sequences:
@@ -187,16 +188,16 @@ class NativeModel(LanguageModel):
         return len(tokens), longest, [slab for *_, slab in segments]
 
     def _threads(self, rows: int) -> int:
-        """How many threads a forward is worth: meeting costs some microseconds, and far more where the machine is busy."""
+        """How many threads a forward pass is worth: a barrier costs some microseconds, and far more on a busy machine."""
         worth = self._read_bytes * max(rows // _ROWS_PER_READ, 1) // _BYTES_PER_THREAD
         most = usable()
         if worth <= 1:
             return 1
-        # as many as there are or a power of two: each number of threads has a pool of its own
+        # all usable threads or a power of two: each number of threads has its own pool
         return granted(CONTENTION.allowed(max(most if worth >= most else 1 << worth.bit_length() - 1, 1)))
 
     def _prepare(self, threads: int, rows: int, longest: int, logits: torch.Tensor) -> None:
-        """Make room for a step that is laid out. threads: that it will run on. longest: slots of its longest sequence."""
+        """Make room for a step that is laid out. threads: how many it will run on. longest: slots of its longest sequence."""
         self.packed.rotate_up_to(longest)
         self._scratch.reserve(self._call, threads, rows, longest)
         self._words[_THREADS], self._words[_LOGITS] = threads, logits.data_ptr()
@@ -205,7 +206,7 @@ class NativeModel(LanguageModel):
 _THREADS, _LOGITS = (layout.word_of(layout.CALL, name) for name in ("threads", "logits"))
 _BYTES_PER_THREAD = 1 << 22
 _ROWS_PER_READ = 8
-"""From about this many rows on, arithmetic of vectors and not the reading of weights is what takes the time."""
+"""From about this many rows on, vector arithmetic takes longer than reading the weights."""
 
 
 def _records(segments: Iterable[tuple[int, int, int, int, PanelSlab]]) -> list[Record]:
@@ -218,8 +219,8 @@ def runs_here() -> bool:
 
 
 def native_model(checkpoint: Checkpoint, config: Any, context_length: int, weights: str | None = None) -> NativeModel:
-    """The model of a checkpoint on this backend. config: transformers' own. Raises Unsuited where it must go by the other one,
-    and ModelError where it cannot go by any.
+    """The model of a checkpoint on this backend. config: transformers' own. Raises Unsuited if this backend cannot run it but
+    transformers may, and ModelError if none can.
     """
     if not runs_here():
         raise Unsuited("compiled kernels need a processor with fused multiply-add, and POSIX threads")
@@ -237,22 +238,22 @@ def native_model(checkpoint: Checkpoint, config: Any, context_length: int, weigh
 
 
 def _tried(model: NativeModel) -> tuple[torch.Tensor, torch.Tensor]:
-    """Logits behind a short text and down a branch of a tree, all in one forward, and each row in a forward of its own: a tile
-    that was compiled wrongly would tell them apart."""
-    # tokens that every vocabulary has: whoever is never used may hold anything
+    """Logits after a short text and down a branch of a tree, all in one forward pass, and each row in a forward pass of its own:
+    a miscompiled tile would make them differ."""
+    # tokens in use in every vocabulary: the weights of unused tokens may be anything
     text = tuple(token % model.vocab_size for token in (0, 1, 2))
     root, *others = (token % model.vocab_size for token in (2, 0, 1, 2, 0))
     tree, path = DraftTree((root, *others), (-1, 0, 0, 1, 2)), (0, 2, 4)
     together = _scored(model, model.new_cache(), text, tree)[list(path)]
     cache, alone = model.new_cache(), torch.empty_like(together)
     for at, token in enumerate((*text, *(tree.tokens[node] for node in path[1:]))):
-        # what stands before the root is not compared
+        # rows before the root are not compared
         alone[max(at - len(text) + 1, 0)] = _scored(model, cache, (token,), DraftTree.root(token), at)[0]
     return together, alone
 
 
 def _scored(model: NativeModel, cache: PanelCache, tokens: tuple[int, ...], tree: DraftTree, start: int = 0) -> torch.Tensor:
-    """Logits at the nodes of a tree, whose root is the last of the tokens that are fed; these are kept."""
+    """Logits at the nodes of a tree, whose root is the last of `tokens`; `tokens` are fed and committed."""
     text = Sequence(0, (0,) * start + tokens, SamplingParams(), seed=0)
     step = Step.of([Feed(text, start, tokens, tree)])
     cache.stage(step)
@@ -263,15 +264,15 @@ def _scored(model: NativeModel, cache: PanelCache, tokens: tuple[int, ...], tree
 
 @contextmanager
 def _whatever_fails_unsuited(checkpoint: Checkpoint) -> Iterator[None]:
-    """A checkpoint from a stranger may hold anything: where that makes something fail, the other backend says what is wrong."""
+    """An untrusted checkpoint may hold anything: if it makes something fail, transformers' backend reports what is wrong."""
     try:
         yield
     except (ModelError, Unsuited, CompileError):
-        # that kernels cannot be compiled is no fault of the checkpoint's, and no reason for another target
+        # a kernel that cannot be compiled is not the checkpoint's fault, and no reason to serve a different target
         raise
     except Exception as error:
         if memory_ended(error) or isinstance(error, OSError):
-            # no reason for another target either, which would take as much and more
+            # no reason for another backend either, which needs at least as much memory
             raise ModelError(f"'{checkpoint.path}' cannot be held here: {sentence(error)}") from error
         raise Unsuited(f"it does not add up: {sentence(error)}") from error
 

@@ -1,7 +1,7 @@
-"""What compiled code reads and writes on its way: the arrays of a step, and the scratch of a forward.
+"""The memory that compiled code works on: the arrays of a step, and the scratch of a forward pass.
 
-Both stay where they are from step to step and grow to the largest seen: asking numpy for the address of an array takes longer
-than filling one that lies at a known place.
+Both keep their addresses from step to step and grow to the largest step seen: asking numpy for an array's address takes longer
+than filling an array at a known address.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from paceline.kernels.native.vectors import PANEL
 from paceline.models.packing import Weights
 
 Record = tuple[int, int, int, int, int, int, int, int, int]
-"""A SEGMENT: low, rows, start, chain, addresses of keys and values, capacity, nodes fed before, the parents' beginning."""
+"""A SEGMENT: low, rows, start, chain, addresses of keys and values, capacity, nodes fed before, index of its first parent."""
 _ROWS, _WANTED, _SEGMENTS = (word_of(layout.CALL, name) for name in ("rows", "wanted_count", "segment_count"))
 _SEGMENT_WORDS = layout.SEGMENT.itemsize // 8
 
 
 class StepArrays:
-    """calls: the one CALL record that points to them."""
+    """The arrays of a step. calls: the one CALL record that points to them."""
 
     def __init__(self, calls: np.ndarray) -> None:
         self._call, self._words, self._rows = calls[0], words(calls), 0
@@ -39,7 +39,7 @@ class StepArrays:
         wanted: Many[int],
         segments: Many[Record],
     ) -> None:
-        """Lay a step out: T tokens, positions and parents, the rows whose logits are wanted, S segments; S and W up to T."""
+        """Lay out a step: T tokens, positions and parents, the W rows whose logits are wanted, S segments; W and S up to T."""
         self.reserve(len(tokens))
         numbers, size, call = self._numbers, self._rows, self._words
         fields = [field for segment in segments for field in segment]
@@ -48,11 +48,11 @@ class StepArrays:
         call[_ROWS], call[_WANTED], call[_SEGMENTS] = len(tokens), len(wanted), len(segments)
 
     def reserve(self, rows: int) -> None:
-        """Have room for so many rows, which a draft may come to."""
+        """Make room for so many rows, as a draft may reach."""
         if rows <= self._rows:
             return
         rows = max(rows, 2 * self._rows, 64)
-        # none until all are there: whoever is interrupted in between begins anew
+        # 0 until all arrays exist: after an interrupt, the next call starts over
         self._rows = 0
         whole = np.zeros((4 + _SEGMENT_WORDS) * rows, np.int64)
         self._numbers: memoryview[int] = whole.data
@@ -64,11 +64,11 @@ class StepArrays:
 _TALLEST = max(map(highest_tile, FORMATS.values()))
 """Rows of the tallest tile of any format."""
 _LINE = 16
-"""Numbers to a cache line, at which aligned loads begin, and which numpy does not promise."""
+"""Float32 numbers per cache line: aligned loads need line starts, which numpy does not guarantee."""
 
 
 class Scratch:
-    """What a forward writes on its way."""
+    """The intermediate results of a forward pass."""
 
     def __init__(self, weights: Weights) -> None:
         form = weights.form
@@ -82,7 +82,7 @@ class Scratch:
             "mixture": width * (experts is not None),
             "routed": weights.widths[layout.GATE_UP] * (experts is not None),
             "weights": chosen,
-            # of eight bytes
+            # numbers of eight bytes
             "chosen": 2 * chosen,
             "members": 2 * chosen,
             "places": 2 * chosen,
@@ -104,23 +104,23 @@ class Scratch:
         record, threads, rows = call["scratch"], max(self._threads, threads), max(self._rows, rows)
         more = longest > self._longest
         longest = padded(max(longest, 2 * self._longest, 256), PANEL) if more else self._longest
-        # none until all of it is there: whoever is interrupted in between, or has no more memory, begins anew
+        # 0 until everything is allocated: after an interrupt or a lack of memory, the next call starts over
         self._threads = self._rows = self._longest = 0
         for name, width in self._per_row.items():
             self._point(record, name, rows * width)
         self._point(record, "begins", self._begins)
-        # attention is through with these before the MLP begins
+        # attention has finished with these before the MLP begins
         record["projected"] = record["gated"]
         record["attended"] = record["projected"] + 4 * rows * self._projected
         record["counter"], record["longest"] = self._counter.ctypes.data, longest
         each = {
-            # of more rows than a tile has the tiles are everybody's
+            # with more rows than a tile has, threads share the tiles
             "tiles": min(rows, _TALLEST) * self._row_bytes,
             "row": lines_bytes(self._widest, rows),
             "attention": scratch_bytes(self._head_size, rows, longest),
         }
         for name, size in each.items():
-            # each thread's part on cache lines of its own
+            # each thread's part on its own cache lines
             size = padded(size, 128) + 128
             record[name + "_bytes"] = size
             whole = max(threads * size, padded(rows * self._row_bytes, 128)) if name == "tiles" else threads * size
@@ -128,6 +128,6 @@ class Scratch:
         self._threads, self._rows, self._longest = threads, rows, longest
 
     def _point(self, record: Any, name: str, count: int) -> None:
-        # padding between rows is read too, and must be numbers; pages that nobody has written to are zero and take no memory
+        # padding between rows is read too, and must be finite; zero pages that were never written take no memory
         numbers = self._held[name] = np.zeros(count + _LINE, np.float32)
         record[name] = numbers.ctypes.data + -numbers.ctypes.data % (4 * _LINE)

@@ -1,4 +1,4 @@
-"""Drafts that compiled code makes for all sequences of a batch in one call: what it is told, and what becomes of its choices."""
+"""Drafts that compiled code makes for all sequences of a batch in one call: its inputs, and the trees made from its results."""
 
 from __future__ import annotations
 
@@ -38,31 +38,31 @@ _CHOICES = {
     Proposal.HUB: layout.PAIRED,
 }
 _STAYS = Struct("=dqddqqq")
-"""Of an OWNER what stays as it is while it is drafted for beside the same others."""
+"""Fields of an OWNER that stay the same while the batch's sequences are the same."""
 _ASKS = Struct("=qqqqdqdqqqqqqq")
-"""And what a draft asks anew, and how far it is."""
+"""Fields of an OWNER that are set for each draft: what is requested, and the draft's progress."""
 _OWNER_BYTES = layout.OWNER.itemsize
 
 
 def is_compiled(params: SamplingParams, kind: Proposal) -> bool:
-    """Whether a token can be chosen in compiled code: under a grammar none is, and none where a verifier asks what is left by a
-    top-k that is larger than compiled code finds."""
+    """Whether compiled code can choose tokens: not under a grammar, and not for drawn kinds (whose verifiers need the exact
+    proposal) with a top-k above MOST_KEPT."""
     return params.grammar is None and not (kind.drawn and params.top_k > layout.MOST_KEPT)
 
 
 def _told_cuts(params: SamplingParams) -> tuple[int, float, float]:
-    """Which tokens are left out: top-k, top-p and the logarithm of min-p. A draft may know nothing of a large top-k."""
+    """The cuts given to compiled code: top-k, top-p and the logarithm of min-p. A draft may ignore a top-k above MOST_KEPT."""
     if not params.cuts:
         return 0, 1.0, -float("inf")
     return params.top_k if params.top_k <= layout.MOST_KEPT else 0, params.top_p, params.log_min_p
 
 
 class Slots:
-    """Who hangs where in a shape, as far as a budget has room for it.
+    """The children of each place in a shape, as far as a budget has room for them.
 
-    array: int64 [2 P + 1], where the children of every place begin, and where the last ones end, and behind that they. nodes: in
-    all, besides the root. wide: children of a place, at most. rows: places of a level that have children, at most. fed: places
-    that have children below the root.
+    array: int64 [2 P + 1], P + 1 offsets (where each place's children begin, and where the last ones end), then the children.
+    nodes: in all, besides the root. wide: most children of a place. rows: most places of one level that have children. fed:
+    places other than the root that have children.
     """
 
     def __init__(self, shape: Shape, nodes: int, depth: int) -> None:
@@ -83,26 +83,27 @@ slots_of = lru_cache(maxsize=256)(Slots)
 
 
 class Drafts:
-    """The record that says what is to be drafted, and the arrays it points to, which stay where they are and grow to the largest
-    drafts seen.
+    """The DRAFT record for compiled code, and the arrays it points to, which keep their addresses and grow to the largest drafts
+    seen.
 
-    call: address of the CALL record of the first step. step: address of the step's part. known: tokens the model has. address: of
-    the record. most_rows: of a level. most_fed: nodes of a sequence that are fed.
+    call: address of the CALL record of the first step. step: address of the function that runs a step's part. known: tokens in
+    the model's vocabulary. address: of the record. most_rows: most rows of a level. most_fed: most nodes of a sequence that are
+    fed.
     """
 
     def __init__(self, call: int, step: int, known: int) -> None:
         self._known, self._sizes = known, _NONE
         self._of: tuple[Any, ...] = ()
-        """What the sequences are that were told of last, and the shape and the source of their streams."""
+        """The sequences last written, and the shape, kind and source that they were written for."""
         self._table: tuple[np.ndarray | None, int] = None, 0
-        """The table of chances that was told last, and its address."""
+        """The last table of chances used, and its address."""
         self._asked_for: tuple[int, ...] = ()
         job = np.zeros(1, layout.DRAFT)
         self._job, self.address = job[0], job.ctypes.data
         self._job["call"], self._job["step"] = call, step
 
     def plan(self, live: Many[tuple[Sequence, Budget]], growth: Growth) -> None:
-        """Settle what is drafted at most: a tree for each sequence, within its budget."""
+        """Compute the largest sizes of the draft: a tree for each sequence, within its budget."""
         self._live, self._growth = live, growth
         count, deepest = len(live), max([budget.depth for _, budget in live])
         if growth.shape is None:
@@ -111,7 +112,7 @@ class Drafts:
             places, most, fed, rows = 1, 1 + beam + beam * beam * (deepest - 1), beam * (deepest - 1), count * beam
         else:
             slots = self._slots = [slots_of(growth.shape, budget.nodes, budget.depth) for _, budget in live]
-            # streams are told of all places, whatever a budget has room for
+            # streams are written for all places, whatever the budget
             places = len(growth.shape)
             wide = slots_of(growth.shape, places, places).wide
             most, fed = 1 + max([one.nodes for one in slots]), max([one.fed for one in slots])
@@ -120,21 +121,21 @@ class Drafts:
         self._planned = count, deepest, most, places, wide, self.most_rows
 
     def reserve(self, threads: int) -> None:
-        """Have room for what is planned. threads: that it will run on."""
+        """Make room for the planned draft. threads: how many it will run on."""
         sizes = *self._planned, threads
         if any(map(gt, sizes, self._sizes)):
             self._allot(*map(max, sizes, self._sizes))
 
     def lay(self, slabs: Many[tuple[int, int, int]], source: str, vocab_size: int, width: int) -> None:
-        """Tell what is to be drafted.
+        """Write the draft's inputs.
 
         slabs: for each sequence the addresses of its keys and values, and their capacity. vocab_size: the target's. width:
-        numbers to a row of logits.
+        numbers per row of logits.
         """
         live, growth = self._live, self._growth
         beam = growth.width if growth.shape is None else 0
         settings = len(live), beam, min(self._known, vocab_size), width, vocab_size, _CHOICES[growth.kind]
-        # nearly always as in the draft before
+        # nearly always the same as in the draft before
         if settings != self._asked_for:
             self._asked_for = ()
             for name, value in zip(_SETTINGS, settings, strict=True):
@@ -147,7 +148,7 @@ class Drafts:
             # for every node that may have children
             self._probs = torch.empty(sum([one.fed + 1 for one in self._slots]), vocab_size)
         self._job["probs"] = 0 if self._probs is None else self._probs.data_ptr()
-        # compiled code reads them where they are
+        # kept alive here, since compiled code reads them in place
         self._shaped = [shape_of(sequence) for sequence, _ in live if sequence.shapes_logits]
         shaped = iter(self._shaped)
         for place, ((sequence, budget), slab) in enumerate(zip(live, slabs, strict=True)):
@@ -164,7 +165,7 @@ class Drafts:
             self._asked_at[place], self._owners_at[place] = 0, place
 
     def _chances(self, rule: Stopping | None) -> int:
-        """The address of a table of chances: each drafter has one for good."""
+        """The address of a rule's table of chances; each drafter always uses the same table."""
         if rule is None:
             return 0
         if rule.chances is not self._table[0]:
@@ -172,11 +173,11 @@ class Drafts:
         return self._table[1]
 
     def _tell_of(self, sequences: list[Sequence]) -> None:
-        """Tell what stays as it is while the same sequences are drafted for: nearly always those of the draft before."""
+        """Write the fields that depend on the sequences alone; nearly always they are those of the draft before, and kept."""
         of = *sequences, self._growth.shape, self._growth.kind, self._source
         if len(self._of) == len(of) and all(map(is_, self._of, of)):
             return
-        # nothing is told until all is: whoever is interrupted in between begins anew
+        # empty until everything is written: after an interrupt, the next call starts over
         self._of = ()
         ends = [sequence.stop_ids for sequence in sequences]
         self._ends = np.array([token for tokens in ends for token in tokens], np.int64)
@@ -193,7 +194,7 @@ class Drafts:
         self._of = of
 
     def _tell_streams(self, sequences: list[Sequence], shape: Shape) -> None:
-        """Tell the draft's own streams, as `draws.siblings` has them."""
+        """Write the seeds of the draft's own random streams, as `draws.siblings` has them."""
         below = children(shape, len(shape), len(shape))
         of = [(place, trial) for place, those in enumerate(below) for trial in range(len(those))]
         for owner, sequence in enumerate(sequences):
@@ -201,12 +202,12 @@ class Drafts:
                 self._streams[owner, place, trial] = signed_seed(stream(sequence.draws_seed, self._source, place, trial))
 
     def _allot(self, sequences: int, deepest: int, most: int, places: int, wide: int, rows: int, threads: int) -> None:
-        # none until all are there: whoever is interrupted in between begins anew
+        # empty until all arrays exist: after an interrupt, the next call starts over
         self._sizes, self._of = _NONE, ()
         self._sequences = np.zeros(sequences, layout.OWNER)
         self._least, self._streams = np.zeros((sequences, deepest), np.float32), np.zeros((sequences, places, wide), np.int64)
         self._nodes = np.zeros((sequences, layout.NODE_FIELDS, most), np.int64)
-        # a root has no parent, and is fed with the text
+        # a root has no parent, and no slot of its own, since it is fed with the text
         self._nodes[:, (layout.PARENT, layout.SPOT), 0] = -1
         self._numbers = np.ones((sequences, layout.NODE_NUMBERS, most))
         self._families = np.zeros((sequences, most), np.int64)
@@ -219,7 +220,7 @@ class Drafts:
             self._job[name] = getattr(self, f"_{name}").ctypes.data
         for name, size in zip(_SIZES, (deepest, most, places, wide), strict=True):
             self._job[name] = size
-        # a number is written into a view in a tenth of the time that numpy takes for a slice
+        # writing a number through a memoryview takes a tenth of the time of a numpy slice
         self._records = self._sequences.view(np.uint8).data
         self._least_of: memoryview[Any] = self._least.reshape(-1).data
         self._asked_at: memoryview[Any] = self._asked.data
@@ -228,7 +229,8 @@ class Drafts:
         self._sizes = sequences, deepest, most, places, wide, rows, threads
 
     def trees(self) -> list[tuple[DraftTree, list[int]]]:
-        """What was drafted, and for each the slots, behind the text, in which its first path was fed: what a cache may keep."""
+        """The drafted trees, each with the slots, counted from the text's end, that hold its fed path of first children: what the
+        cache may keep."""
         rows, found = () if self._probs is None else self._probs.unbind(), []
         counts = self._sequences["count"][: len(self._live)].tolist()
         for at, ((sequence, budget), count) in enumerate(zip(self._live, counts, strict=True)):
@@ -245,7 +247,7 @@ class Drafts:
             order = self._order(nodes[layout.PLACE], numbers[layout.WORTH], budget.nodes)
             tree = self._tree(sequence, kind, nodes, numbers[layout.CONFIDENCE], order, rows)
             found.append((tree, _fed_path(nodes, order)))
-        # they are as large as a vocabulary for each node, and the trees' from here on
+        # a row of the vocabulary's size per node, owned by the trees from here on
         self._probs = None
         return found
 
@@ -259,7 +261,7 @@ class Drafts:
         return DraftTree.chain(sequence.root, tokens, self._source, kind, held, proposals)
 
     def _order(self, places: list[int], worths: list[float], limit: int) -> list[int]:
-        """The nodes of the tree below its root: siblings in the order of their choice, what is worth more before the rest."""
+        """The nodes below the root in the tree's order: by place in the shape; without a shape, the `limit` worthiest first."""
         below = range(1, len(places))
         if self._growth.shape is not None:
             return sorted(below, key=places.__getitem__)
@@ -288,7 +290,7 @@ class Drafts:
 
 
 def _fed_path(nodes: list[list[int]], order: list[int]) -> list[int]:
-    """Where the nodes were fed that take the first child from the root down, as far as they were."""
+    """Slots of the fed nodes on the path of first children, from below the root down."""
     spots, path, node = nodes[layout.SPOT], list[int](), 0
     first: dict[int, int] = {}
     for child in order:

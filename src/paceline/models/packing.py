@@ -1,4 +1,4 @@
-"""Weights: a Llama-form checkpoint packed for the native backend, tensor by tensor, with the records that compiled code reads."""
+"""Weights: a Llama-form checkpoint, packed tensor by tensor for the native backend, with the records that compiled code reads."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from paceline.torch_threads import alone, usable
 _NO_NORM = (layout.NO_NORM, 0, 0, 0.0)
 _FIRST_POSITIONS = 1024
 _ROUTERS = "fp32"
-"""The format of what chooses experts, which is small."""
+"""Weight format of routers, which are small."""
 
 
 class Weights:
-    """format: a name of FORMATS, or None for the precision of the checkpoint. Raises Unsuited where a tensor is missing, is of
-    another type than a float, or is there without a meaning known here.
+    """format: a name of FORMATS, or None for the precision of the checkpoint. Raises Unsuited if a tensor is missing, is not of
+    a float type, or is not part of the form.
     """
 
     def __init__(self, form: Form, tensors: Tensors, rotation: Rotation, format: str | None) -> None:
@@ -49,7 +49,7 @@ class Weights:
         ready([*PRECOMPILED, *map(product, {*held, self.kv_format}), *map(packer, held)])
         layers, norms, matrices, experts = len(form.layers), [], [], []
         self._threads = usable()
-        # torch's own threads would keep the cores from those that pack, and from whatever else runs
+        # torch's threads would occupy the cores that packing, and other work, needs
         with alone():
             for layer in range(layers):
                 matrices += self._layer_matrices(layer)
@@ -73,7 +73,7 @@ class Weights:
 
     @property
     def kv_format(self) -> str:
-        """The format of keys and values: half precision wherever weights have less than float32."""
+        """The format of keys and values: half precision unless weights are float32."""
         return "fp32" if self.format == "fp32" else "fp16"
 
     @property
@@ -87,7 +87,7 @@ class Weights:
 
     @property
     def gated_width(self) -> int:
-        """Outputs of the gates of an MLP and of what they gate, padded to panels."""
+        """Outputs of an MLP's gate and up matrices together, padded to panels."""
         return int(self.experts["panels"][0]) * PANEL if len(self.experts) else self.widths[layout.GATE_UP]
 
     @property
@@ -100,13 +100,13 @@ class Weights:
 
     @property
     def joins_behind_norms(self) -> bool:
-        """Whether any block's output passes a norm of its own before it is added."""
+        """Whether any block's output is normalised before it is added to the residual stream."""
         kinds = self.norms["kind"][: layout.NORMS * len(self.layers)].reshape(-1, layout.NORMS)
         return bool(kinds[:, [layout.AFTER_ATTENTION, layout.AFTER_MLP]].any())
 
     @property
     def widest_row_bytes(self) -> int:
-        """Bytes of the longest row of activations, laid out."""
+        """Bytes of the longest row of activations in the layout of tiles."""
         return int(self._every["row_bytes"].max())
 
     @property
@@ -117,23 +117,23 @@ class Weights:
 
     @cached_property
     def read_bytes(self) -> int:
-        """Bytes of weights that a forward of one row reads."""
-        # the router of a layer stands in two places
+        """Bytes of weights that a forward pass of one row reads."""
+        # a layer's router is listed twice
         _, first = np.unique(self.matrices["weights"], return_index=True)
         common, each = ((one["panels"] * one["panel_bytes"]).sum() for one in (self.matrices[first], self.experts))
         experts = self.form.experts
         return int(common + each * experts.chosen // experts.count) if experts else int(common)
 
     def rotate_up_to(self, positions: int) -> None:
-        """Make the rotation tables reach this many positions; they double, so that it happens rarely."""
+        """Extend the rotation tables to at least this many positions; they double, so that it happens rarely."""
         if positions <= self._positions:
             return
         positions = max(positions, 2 * self._positions)
-        # none until all are there: whoever is interrupted in between begins anew
+        # 0 until all tables exist: after an interrupt, the next call starts over
         self._positions = 0
         self._tables = {kind: self._rotation.tables(positions, kind) for kind in self.form.rotations}
         if any(cosine.shape[1] != self.form.rotary // 2 for cosine, _ in self._tables.values()):
-            # compiled code steps through them by what the form says
+            # compiled code takes the tables' width from the form
             raise Unsuited("its rotation table does not fit its heads")
         for index, layer in enumerate(self.form.layers):
             cosine, sine = self._tables[layer.rotary]
@@ -169,7 +169,7 @@ class Weights:
             self._matrix(*source.out(layer)),
         ]
         if self.form.experts:
-            # who is chosen must not hang on a format
+            # the choice of experts must not depend on the weight format
             return [*attention, *[self._matrix(source.router(layer), form=FORMATS[_ROUTERS])] * 2]
         return [*attention, self._paired(*source.gate_up(layer)), self._matrix(*source.down(layer))]
 
@@ -231,8 +231,8 @@ class Weights:
 
 
 def _by_key_head(linears: list[Linear], key_heads: int) -> Linear:
-    """Queries, keys and values as one matrix: for each key head its queries, its key and its value. So a thread that multiplies
-    some of the panels has what it attends with."""
+    """Queries, keys and values as one matrix: for each key head its queries, its key and its value. So a thread that computes
+    some of the panels has all that it needs to attend for these heads."""
 
     def together(parts: list[torch.Tensor]) -> torch.Tensor:
         return torch.cat([part.unflatten(0, (key_heads, -1)) for part in parts], dim=1).flatten(0, 1)

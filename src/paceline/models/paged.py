@@ -1,7 +1,7 @@
 """Models over pages: keys and values of all sequences lie in one pool, and a layer attends for a whole flat step at once.
 
-Nothing in between waits for the device. `OverPages` records small steps and replays them; `PagedModel` is a transformers model on
-this backend, untouched but for its attention.
+Nothing waits for the device during a step. `OverPages` records small steps and replays them; `PagedModel` is a transformers model
+on this backend, unchanged except for its attention.
 """
 
 from __future__ import annotations
@@ -31,39 +31,39 @@ from paceline.shortage import memory_ended
 from paceline.step import Step
 
 PAGE = 64
-"""Slots of a page, as many as the kernel's block of keys."""
+"""Slots per page, as many as the kernel's block of keys."""
 _PAGES = 64
-"""Of a pool at first, where it is not known how large they are."""
+"""Initial pages of a pool if the size of a page is unknown."""
 RECORDED_ROWS, _RECORDINGS = 256, 64
-"""Rows of the largest step that is recorded, and how many recordings of a cache are kept."""
+"""Rows of the largest step that is recorded, and how many recordings are kept per cache."""
 
 _RARE, _WIDER = 32, 2
-"""Steps of one size that a larger recording serves, before that size has one of its own: to record it takes longer than so many
-of them take longer. Of at most so many times as many rows and sequences."""
+"""Steps of one size that a larger recording serves before that size is recorded itself: recording costs more than so many steps
+lose in the larger one. The larger one has at most `_WIDER` times as many rows and sequences."""
 _REST, _LONGEST_REST = 32, 4096
-"""Forwards that are not recorded, nor tried to be, after there was no memory for a recording: at first, and at most."""
+"""Forward passes without an attempt to record after memory ran out while recording: at first, and at most."""
 _FORGIVEN = 2
-"""Recordings that may fail of a model that others were made of: a device, or who else uses it, may disturb one."""
+"""Failed recordings allowed for a model that was recorded before: the device, or another user of it, may disturb a recording."""
 Made = TypeVar("Made")
 """A recording, whole or in parts."""
 _Place = tuple[str, Extent, tuple[int, ...]]
-"""What is recorded, of what extent, and what else tells it from others."""
+"""Key of a recording: kind, extent, and further numbers that distinguish it."""
 
 
 @dataclass
 class _Recordings:
-    """Those of one cache. moves: how often its pages had moved when they were made."""
+    """The recordings of one cache. moves: how often its pages had moved when they were made."""
 
     moves: int
     held: dict[_Place, Any] = field(default_factory=dict)
-    """What is recorded, and of what extent -> recording; the one used last stands last."""
+    """Key -> recording, least recently used first."""
     asked: Counter[_Place] = field(default_factory=Counter)
-    """How often what is not recorded was asked for."""
+    """Key -> how often it was wanted while it was not recorded."""
 
     def serving(self, place: _Place, at_least: Callable[[Extent], Extent]) -> _Place:
-        """What is to serve a step: its own place, or for the first few times that of a larger extent, where one is recorded.
+        """The key of the recording to use for a step: its own, or the first few times that of a larger recording, if one exists.
 
-        at_least: the smallest extent of the step whose tables are no smaller than given.
+        at_least: extent -> the step's smallest extent that is no smaller than the given one.
         """
         if place in self.held:
             return place
@@ -83,22 +83,23 @@ class _Recordings:
 
 
 class OverPages(FlatModel):
-    """Small steps of which anything is wanted are recorded and replayed, if the model can be; those that read prompts are not.
+    """Small steps that want logits are recorded as graphs and replayed, if the model allows it; steps that only read prompts are
+    not.
 
-    Keys and values are kept as `kv_cache` says when a cache is made.
+    A new cache stores keys and values in the format `kv_cache`.
     """
 
     smallest = SMALLEST
-    """What a step is recorded for at least."""
+    """The smallest extent that is recorded."""
     never_waits = False
-    """Whether its forward is known not to wait for the device."""
+    """Whether its forward pass is known not to wait for the device."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self.returns_early = device.type == "cuda"
         self.branching = Branching.TREE
         self._recordable, self._has_recorded, self._forgiven = True, False, _FORGIVEN
-        # how many forwards are still to rest, and how many will after the next failure
+        # how many more forward passes run without a recording, and how many will after the next failure
         self._resting, self._rest = 0, _REST
         # several drafters may run one model, each over a cache of its own
         self._recordings = WeakKeyDictionary[PagedCache, _Recordings]()
@@ -107,15 +108,15 @@ class OverPages(FlatModel):
     @property
     @abstractmethod
     def division(self) -> Division | None:
-        """How layers share out the work of attention; None where they differ in it, or none has run yet."""
+        """How layers divide the work of attention; None if layers differ in it, or none has run yet."""
 
     @abstractmethod
     def _over(self, cache: PagedCache, tables: Callable[[Division], StepTables]) -> Any:
-        """What a forward needs to know of a cache and of a step. tables: how work is shared out -> those of the step."""
+        """The forward pass's view of a cache and a step. tables: division of attention's work -> the step's tables."""
 
     @property
     def first_pages(self) -> int:
-        """Pages of a new cache, which grows; what was recorded over it is lost whenever it does."""
+        """Pages of a new cache. It grows, but growing invalidates the graphs recorded over it."""
         return _PAGES
 
     def new_cache(self) -> PagedCache:
@@ -125,7 +126,7 @@ class OverPages(FlatModel):
         return self._over(cache, self._tables_of(step, cache))
 
     def _tables_of(self, step: Step, cache: PagedCache) -> Callable[[Division], StepTables]:
-        """How work is shared out -> tables of the very size of a staged step."""
+        """Division of attention's work -> tables exactly as large as a staged step."""
         blocks = cache.blocks_of(step)
         return lambda division: StepTables.of(step, blocks, cache.page_size, division, self._device)
 
@@ -144,8 +145,8 @@ class OverPages(FlatModel):
         return Scores(logits[wants].float(), {layer: hidden[0, wants] for layer, hidden in captured.items()})
 
     def _replayed(self, step: Step, cache: PagedCache, taps: tuple[int, ...]) -> Result | None:
-        """What a recording says of a step: all rows of its bucket, those of the step first. None where there can be none, and
-        nothing is held by then of what was tried."""
+        """The result of replaying a recording for a step: all rows of its bucket, those of the step first. None if it cannot be
+        recorded; the failed attempt's memory has been released by then."""
         blocks, division = cache.blocks_of(step), self.division
         assert division is not None
 
@@ -156,7 +157,7 @@ class OverPages(FlatModel):
 
         def made(pages: Callable[[], PagedCache]) -> Recording[StepTables, Result]:
             def run(tables: StepTables) -> Result:
-                # what pads a bucket has no position, and a model may look one up
+                # padding rows have position -1, which a model may look up in a table
                 positions = tables.positions.clamp(min=0).long()[None]
                 forward = self._over(pages(), lambda _: tables)
                 return self._outputs.filled(self.run(tables.token_ids.long()[None], positions, forward, taps))
@@ -171,8 +172,8 @@ class OverPages(FlatModel):
         return self._or_none(replayed)
 
     def _or_none(self, replayed: Callable[[], Found]) -> Found | None:
-        """What a recording says; None where it cannot be made, or there was no memory for one of late: all that were there go
-        with each failure, and to try is to compute twice."""
+        """The result of a recording; None if it cannot be made, or if memory ran out recently: each failure drops all recordings,
+        and each attempt computes the step twice."""
         if self._resting:
             self._resting -= 1
             return None
@@ -183,15 +184,15 @@ class OverPages(FlatModel):
             if memory_ended(error):
                 self._resting, self._rest = self._rest, min(2 * self._rest, _LONGEST_REST)
             else:
-                # a model that asks the device what to do next, as most mixtures of experts do, cannot be recorded; one that could
-                # be is tried again
+                # a model whose control flow depends on the device's results, as most mixtures of experts, cannot be recorded; a
+                # model that was recorded before is tried again
                 self._forgiven -= 1
                 self._recordable = self._has_recorded and self._forgiven >= 0
                 what = "a step is" if self._recordable else "steps are"
                 getLogger("paceline").warning("%s not recorded as CUDA graphs: %s", what, sentence(error))
             return None
         self._has_recorded = True
-        # a forward that was recorded makes up for one that rested
+        # each recorded forward pass shortens the next pause by one
         self._rest = max(self._rest - 1, _REST)
         return found
 
@@ -202,21 +203,22 @@ class OverPages(FlatModel):
         return RecordingInParts(tables, run, self._device, self._pool, self.never_waits)
 
     def _place(self, cache: PagedCache, place: _Place, at_least: Callable[[Extent], Extent]) -> _Place:
-        """As `_Recordings.serving` has it, where other rows, though nothing lies in them, change no bits."""
+        """As `_Recordings.serving`, if padding rows do not change a row's bits; else the step's own key."""
         return self._recordings_of(cache).serving(place, at_least) if self.batch_invariant else place
 
     def _recordings_of(self, cache: PagedCache) -> _Recordings:
-        """Those of a cache, none once its pages have moved."""
+        """The recordings of a cache; emptied when its pages have moved."""
         recordings = self._recordings.get(cache)
         if recordings is None or recordings.moves != cache.moves:
             recordings = self._recordings[cache] = _Recordings(cache.moves)
             if not any(others.held for others in self._recordings.values()):
-                # one whose graphs are all gone is gone with them
+                # a graph pool is released with its last graph
                 self._pool = shared_pool(self._device)
         return recordings
 
     def _recording(self, cache: PagedCache, place: _Place, made: Callable[[Callable[[], PagedCache]], Made]) -> Made:
-        """The recording over a cache of what `place` names. made: makes one, of the cache, which is not kept alive by it."""
+        """The recording over a cache with the key `place`, made if needed. made: makes one, given a function that returns the
+        cache, so that the recording does not keep the cache alive."""
         held = self._recordings_of(cache).held
         recording = held.pop(place, None)
         if recording is None:
@@ -235,10 +237,10 @@ class OverPages(FlatModel):
 
 
 class PagedModel(OverPages, HubModel):  # pyright: ignore[reportIncompatibleMethodOverride]
-    """model: a causal LM in eval mode, switched to the attention named `attention.NAME` by whoever loads it.
+    """model: a causal LM in eval mode, already switched to the attention named `attention.NAME`.
 
-    Raises NotImplementedError from `score` where a layer's rule is neither causal nor a sliding window: the self-check then takes
-    the dense backend.
+    `score` raises NotImplementedError if a layer's mask is neither causal nor a sliding window: the self-check then takes the
+    dense backend.
     """
 
     def __init__(self, model: Any, name: str, context_length: int, eos_token_ids: frozenset[int] = frozenset()) -> None:

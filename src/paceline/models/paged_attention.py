@@ -1,7 +1,7 @@
-"""Attention over pages: how a flat ragged step passes through an untouched model into the kernel that reads pages.
+"""Attention over pages: how a flat ragged step passes through an unmodified model into the kernel that reads pages.
 
-What `attention.py` does segment by segment with masks the kernel does for all rows at once; it knows causal attention and
-sliding windows, so a layer's rule has to be one of these.
+The kernel computes for all rows at once what `attention.py` computes segment by segment with masks. It supports causal attention
+and sliding windows, so a layer's rule must be one of these.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ from paceline.models.attention import AttentionOptions, Rule
 
 @dataclass
 class Layers:
-    """What the first forward learns of a model's attention: it needs the rules themselves.
+    """What the first forward pass finds out about a model's attention from its layers' rules.
 
-    windows: layer -> how many positions a row sees, 0 for all. divisions: how those of all layers share out their work.
+    longest: positions of the longest text. windows: layer -> how many positions a row sees, 0 for all. divisions: how the layers
+    divide their work.
     """
 
     longest: int
@@ -34,7 +35,7 @@ class Layers:
 
 
 class PagedForward:
-    """One forward in flight. tables: how a layer shares out its work -> where rows of the step find their keys."""
+    """One forward pass in flight. tables: a layer's division of work -> the tables by which rows of the step find their keys."""
 
     def __init__(self, cache: PagedCache, layers: Layers, tables: Callable[[Division], StepTables]) -> None:
         self.attention_calls = 0
@@ -50,13 +51,12 @@ class PagedForward:
         if layer not in self._layers.windows:
             self._layers.windows[layer] = window_of(options.rule, self._layers.longest)
         heads, kv_heads = query.shape[0], keys.shape[0]
-        # of one layer the tiling is always the same, as it must be
+        # always the same for one layer, as it must be
         tiling = Tiling.of(heads, kv_heads, query.shape[2], query.element_size())
         division = tiling.division(heads, kv_heads)
         self._layers.divisions.add(division)
         tables = self._tables(division)
-        # whoever sees this token is told by its key that there is no number, and who does not weighs its value with nothing,
-        # which only numbers bear
+        # a row that sees a NaN token gets NaN from its key; other rows multiply its value by zero, which must be finite
         values = values.nan_to_num(nan=0.0)
         self._cache.write(layer, self._destinations(division), keys.transpose(0, 1), values.transpose(0, 1))
         pages = self._cache.layer(layer)
@@ -77,9 +77,9 @@ class PagedForward:
 
 
 def window_of(rule: Rule | None, longest: int) -> int:
-    """How many positions a row sees by a layer's rule, its own included; 0 where it sees all up to `longest`.
+    """How many positions a row sees by a layer's rule, its own included; 0 if it sees all up to `longest`.
 
-    Raises NotImplementedError where what it sees is no such window.
+    Raises NotImplementedError if the rule is neither causal nor a sliding window.
     """
     if rule is None or rule is causal_mask_function:
         return 0
@@ -92,7 +92,7 @@ def window_of(rule: Rule | None, longest: int) -> int:
 
 
 def _seen(rule: Rule, position: int) -> range | list[int]:
-    """The positions up to its own that a row there may look at; a range where nothing lies between them."""
+    """The positions up to `position` that a row there may attend to; as a range if they are contiguous."""
     zero = torch.zeros((), dtype=torch.int64)
     allowed = rule(zero, zero, torch.tensor([[position]]), torch.arange(position + 1)[None]).expand(1, position + 1)
     found = allowed[0].nonzero()[:, 0].tolist()

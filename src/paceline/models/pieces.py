@@ -1,7 +1,7 @@
-"""Pieces: the bytes that every token of a tokenizer stands for, and any bytes in tokens, without a text around them.
+"""Pieces: the bytes that each token of a tokenizer stands for, and tokens for any bytes, independent of surrounding text.
 
-Byte-level vocabularies write a byte as a printable character, and added tokens as they are; those of the SentencePiece kind write
-a space as U+2581 and single bytes as <0x0A>. What texts are compared by is bytes: a character may be split between tokens.
+Byte-level vocabularies write a byte as a printable character, and added tokens literally; SentencePiece vocabularies write a
+space as U+2581 and single bytes as <0x0A>. Texts are compared as bytes, since a character may be split between tokens.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from paceline.models.tokenizer import Tokenizer
 _SPACE = "\u2581"
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _ANCHOR = "\n"
-"""Put in front of what must not be taken for the beginning of a text."""
+"""Put before a text that must not be tokenized as the beginning of a text."""
 _SHORT_BYTES = 64
-"""Up to which a text that its tokenizer cannot write is not divided further."""
+"""A text that its tokenizer cannot spell exactly is divided further only if it is longer than this."""
 _SEAMS = (re.compile(rb"(?<=\n)(?=\S)|(?<=\S)(?= )"), re.compile(rb"(?=[^\x80-\xbf])"))
-"""Where a text is divided: where a line or a word begins, or else any character."""
+"""Where a text is divided: at the start of a line or a word, else at the start of any character."""
 
 
 def _printable() -> dict[str, int]:
-    """Character -> byte, as byte-level vocabularies write them: visible ones as they are, the others from U+0100 on."""
+    """Character -> byte, as byte-level vocabularies write them: visible bytes as themselves, the others from U+0100 on."""
     visible = [*range(33, 127), *range(161, 173), *range(174, 256)]
     hidden = [byte for byte in range(256) if byte not in visible]
     return {chr(byte): byte for byte in visible} | {chr(256 + place): byte for place, byte in enumerate(hidden)}
@@ -32,14 +32,14 @@ def _printable() -> dict[str, int]:
 class Pieces:
     """vocab_size: tokens of the model, padding included.
 
-    of: per token id its bytes, none for special tokens and padding. special, names: names of special tokens and their ids, both
-    ways round. roles: which of them are "bos", "eos" and "unk". opening: what the tokenizer puts in front of a text.
+    of: per token id its bytes, empty for special tokens and padding. special, names: special tokens, name -> id and id -> name.
+    roles: "bos", "eos" and "unk" -> id. opening: tokens that the tokenizer puts before a text.
     """
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
         self._tokenizer, library = tokenizer, tokenizer.library
         every: dict[str, int] = library.get_vocab()
-        # a tokenizer may have tokens that its model has not
+        # a tokenizer may have tokens that its model lacks
         vocabulary = {name: token for name, token in every.items() if token < vocab_size}
         added = {token.content: token.special for token in library.added_tokens_decoder.values()}
         special = {name for name, own in added.items() if own} | set(library.all_special_tokens)
@@ -53,12 +53,12 @@ class Pieces:
         self._bytewise: set[int] = set()
         for name, token in vocabulary.items():
             if name not in self.special:
-                # decoders of pieces read added tokens as they read all others, such as the runs of spaces in Gemma's
+                # SentencePiece decoders read added tokens like all others, such as the runs of spaces in Gemma's
                 self.of[token] = name.encode() if by_level and name in added else written(name)
                 if _BYTE.fullmatch(name):
                     self._bytewise.add(token)
         with_opening, without = tokenizer.encode("x"), tokenizer.encode("x", add_special=False)
-        # an EOS may be put behind it too
+        # an EOS may be appended too
         starts = range(len(with_opening) - len(without) + 1)
         place = next((at for at in starts if with_opening[at : at + len(without)] == without), len(with_opening) - len(without))
         opening = with_opening[: max(place, 0)]
@@ -66,7 +66,7 @@ class Pieces:
 
     @cached_property
     def tokens(self) -> Mapping[bytes, int]:
-        """The token of some bytes: a written piece before one that stands for a lone byte, a lower id before a higher one."""
+        """Bytes -> token; a piece takes precedence over a single-byte token <0x..>, a lower id over a higher one."""
         found: dict[bytes, int] = {}
         for token in sorted(range(len(self.of)), key=lambda token: token in self._bytewise):
             if self.of[token]:
@@ -81,20 +81,20 @@ class Pieces:
         return b"".join(self.of[token] for token in tokens)
 
     def spelled(self, data: bytes, opens: bool = False) -> list[int]:
-        """Tokens that stand for exactly these bytes, as the tokenizer would write them in the middle of a text if it can.
+        """Tokens that stand for exactly these bytes, if possible as the tokenizer would write them in the middle of a text.
 
-        opens: they begin a text, where a tokenizer may put a space of its own. Bytes for which there is no token are written as
-        the unknown one, or not at all.
+        opens: they begin a text, where a tokenizer may insert a space. Bytes that have no token become the unknown token, or are
+        left out if there is none.
         """
         tokens = self._written(data, opens)
         if tokens is not None:
             return tokens
-        # one character that the tokenizer writes as another must not decide on a whole text
+        # a single character that the tokenizer normalises must not make it fail for a whole text
         middle = _middle(data) if len(data) > _SHORT_BYTES else 0
         return self.spelled(data[:middle], opens) + self.spelled(data[middle:]) if middle else self._pieced(data)
 
     def _written(self, data: bytes, opens: bool) -> list[int] | None:
-        """As the tokenizer writes them; None where it cannot."""
+        """The tokens that the tokenizer gives for these bytes; None if their bytes would differ."""
         try:
             text = data.decode()
         except UnicodeDecodeError:
@@ -103,7 +103,7 @@ class Pieces:
             tokens = self._tokenizer.encode(text, add_special=False)
             if self._plain(tokens) and self.bytes_of(tokens).removeprefix(b" ") == data.removeprefix(b" "):
                 return tokens
-        # a space in front that the tokenizer adds stands for the one that is there
+        # if the tokenizer adds a leading space, leave out the one that is there
         candidates = [(text, 0), (text[1:], 0)] if text[:1] == " " else [(text, 0)]
         for given, surplus in (*candidates, (_ANCHOR + text, 1), (_ANCHOR + text, 2)):
             tokens = self._tokenizer.encode(given, add_special=False)
@@ -116,7 +116,7 @@ class Pieces:
         return all(self.of[token] for token in tokens)
 
     def boundary(self, tokens: Many[int], size: int) -> int | None:
-        """How many tokens stand for the first `size` bytes; None where a token straddles their end."""
+        """How many tokens stand for the first `size` bytes; None if a token straddles their end."""
         count = 0
         while size > 0 and count < len(tokens):
             size -= len(self.of[tokens[count]])
@@ -124,7 +124,7 @@ class Pieces:
         return count if size == 0 else None
 
     def _pieced(self, data: bytes) -> list[int]:
-        """The longest token first."""
+        """Spell bytes greedily, with the longest matching token each time."""
         found, at = [], 0
         while at < len(data):
             sizes = range(min(self._longest, len(data) - at), 0, -1)
@@ -148,7 +148,7 @@ def _middle(data: bytes) -> int:
 
 
 def translated_specials(ours: Pieces, theirs: Pieces) -> dict[int, int]:
-    """The special tokens of one tokenizer in the other: by their names, or else by what they are for."""
+    """Special tokens of one tokenizer -> those of the other: by name, else by role."""
     by_role = {token: theirs.roles[role] for role, token in ours.roles.items() if role in theirs.roles}
     by_name = {token: theirs.special[name] for name, token in ours.special.items() if name in theirs.special}
     return {**by_role, **by_name}
@@ -158,7 +158,7 @@ _LEVELS = _printable()
 
 
 def _bytes_of_levels(name: str) -> bytes:
-    """A character that is none of a byte's stands for itself, as a decoder would have it."""
+    """A character that does not represent a byte stands for itself, as in the decoder."""
     return b"".join(bytes([_LEVELS[one]]) if one in _LEVELS else one.encode() for one in name)
 
 

@@ -9,7 +9,7 @@ from threading import Lock
 
 
 class _Silence:
-    """All of these settings are of the whole process: the first thread that wants them makes them, the last puts them back."""
+    """All of these settings are process-wide: the first thread that enters changes them, the last that leaves restores them."""
 
     def __init__(self) -> None:
         self._lock, self._count, self._settings = Lock(), 0, ExitStack()
@@ -32,7 +32,7 @@ _SILENCE = _Silence()
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Silence inside the block, in all threads; what the application had set before is put back."""
+    """Silence inside the block, in all threads; the application's settings are restored afterwards."""
     _SILENCE.begin()
     try:
         yield
@@ -42,7 +42,7 @@ def quiet() -> Iterator[None]:
 
 @contextmanager
 def _silenced() -> Iterator[None]:
-    # not needed where the native backend reads everything itself, and slow to import
+    # slow to import, and not needed if the native backend reads everything itself
     from transformers.utils import logging
 
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
@@ -61,7 +61,7 @@ def _silenced() -> Iterator[None]:
 def sentence(error: BaseException) -> str:
     """The first line of an error's message without its full stop, for use inside a sentence of ours.
 
-    A line that ends in a colon says nothing without the next, which follows it.
+    After a line that ends with a colon, the next line is appended.
     """
     said = ""
     for line in filter(None, map(str.strip, _message(error).splitlines())):
@@ -72,7 +72,7 @@ def sentence(error: BaseException) -> str:
 
 
 def _message(error: BaseException) -> str:
-    """What an error says. A KeyError shows what it was given as code, be it a key or a message."""
+    """An error's message. str() of a KeyError is the repr of its argument, which may be a key or a message."""
     if not isinstance(error, KeyError) or len(error.args) != 1:
         return str(error)
     said = str(error.args[0])

@@ -1,9 +1,9 @@
-"""Recording: the forward of a step in buffers that stay where they are, recorded once as a CUDA graph and replayed.
+"""Recording: a step's forward pass over buffers at fixed addresses, recorded once as a CUDA graph and replayed.
 
-A forward of a few rows is some hundred launches, and launching them takes the host longer than the device takes to run them. A
-graph launches all at once, but only over the same memory. So one recording serves every step that fits its bucket: the step is
-written into its buffers, what pads them attends to nothing and writes to the page that is nobody's. Where there is no CUDA the
-forward runs each time, over the same buffers.
+A forward pass of a few rows is some hundred launches, and launching them takes the host longer than the device takes to run them.
+A graph launches all at once, but only over the same memory. So one recording serves every step that fits its bucket: the step is
+written into its buffers; padding rows attend to nothing and write to the page that no sequence owns. Without CUDA the forward
+pass runs each time, over the same buffers.
 
 Source: CUDA graphs for decoding in fixed buckets of rows, as in gpt-fast and nano-vllm.
 """
@@ -24,38 +24,38 @@ Found = TypeVar("Found")
 Result = tuple[torch.Tensor, dict[int, torch.Tensor]]
 """Logits [T, V] and taps, layer -> [1, T, hidden]."""
 Pool = Any
-"""Memory that recordings share for what passes between their kernels, as torch names it."""
+"""Handle of the torch memory pool that recordings share for intermediate results."""
 
 
 def shared_pool(device: torch.device) -> Pool | None:
-    """Memory for recordings of which one runs at a time; None where nothing is recorded."""
+    """Memory for recordings that run one at a time; None on a device without CUDA, where nothing is recorded."""
     return torch.cuda.graph_pool_handle() if device.type == "cuda" else None
 
 
 class Outputs:
-    """Where recordings leave their results, so that each need not hold logits of its own: of those of one shape one is in use."""
+    """Result buffers that recordings share by shape, so that each need not hold its own logits: one at a time is in use."""
 
     def __init__(self) -> None:
         self._held: dict[tuple[int | None, torch.Size], torch.Tensor] = {}
 
     def filled(self, result: Result) -> Result:
-        """A copy of what a forward returned, which the next one of that shape overwrites."""
+        """A copy of a forward pass's result; the next result of that shape overwrites it."""
         logits, taps = result
         return self._copied(None, logits), {layer: self._copied(layer, hidden) for layer, hidden in taps.items()}
 
     def _copied(self, layer: int | None, found: torch.Tensor) -> torch.Tensor:
         place = layer, found.shape
         if place not in self._held:
-            # before anything is recorded: a forward runs by itself first
+            # allocated outside of a recording: a forward pass first runs without one
             self._held[place] = torch.empty_like(found)
         return self._held[place].copy_(found)
 
 
 class Recording(Generic[Tables, Found]):
-    """One forward over buffers that stay. Calling it raises RuntimeError where the forward cannot be recorded.
+    """One forward pass over fixed buffers. Calling it raises RuntimeError if the forward pass cannot be recorded.
 
-    tables: those buffers, which are loaded before each call. run: the forward over them. never_waits: whether it is known not to
-    wait for the device. What is returned is overwritten by the next call, and by that of any other of the same pool.
+    tables: those buffers, which are loaded before each call. run: the forward pass over them. never_waits: whether it is known
+    not to wait for the device. The result is overwritten by the next call of this or any other recording in the same pool.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Recording(Generic[Tables, Found]):
         self._result: Found | None = None
 
     def __call__(self) -> Found:
-        """What the forward returns."""
+        """Run the forward pass and return its result."""
         if self._device.type != "cuda":
             return self._run(self.tables)
         if self._graph is None:
@@ -81,10 +81,10 @@ class Recording(Generic[Tables, Found]):
 
 
 class RecordingInParts(Generic[Tables, Found]):
-    """Forwards over the same buffers, to run one behind the other, each of them recorded when it is first asked for.
+    """Forward passes over the same buffers, run one after another; each is recorded when it is first needed.
 
-    Whoever wants fewer than were recorded, or more, has those that are there. tables: as `Recording` has them. run: one forward
-    over them, by its number.
+    A call may run fewer than are recorded; if it needs more, only the missing ones are recorded. tables: as in `Recording`. run:
+    one forward pass over them, given its index.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class RecordingInParts(Generic[Tables, Found]):
         self._parts = list[Recording[Tables, Found]]()
 
     def __call__(self, count: int) -> Found:
-        """What the last of the first `count` returns, from 1. Raises RuntimeError where one of them cannot be recorded."""
+        """Run the first `count` >= 1 and return the last one's result. Raises RuntimeError if one cannot be recorded."""
         for place in range(len(self._parts), count):
             run = partial(self._numbered, place)
             self._parts.append(Recording(self.tables, run, self._device, self._pool, self._never_waits))
@@ -111,8 +111,8 @@ class RecordingInParts(Generic[Tables, Found]):
 
 
 def _without_waiting(call: Callable[[], object]) -> None:
-    """Run it; raises RuntimeError where it waits for the device, in any thread that does so meanwhile: torch has one setting for
-    all. A recording that fails because of it would leave the allocator in the midst of one."""
+    """Run `call`; waiting for the device raises RuntimeError, in any thread, since torch has one setting for all. This is tested
+    before recording, because a recording that fails for this reason would leave the allocator in its recording state."""
     before = torch.cuda.get_sync_debug_mode()
     torch.cuda.set_sync_debug_mode("error")
     try:
@@ -123,12 +123,12 @@ def _without_waiting(call: Callable[[], object]) -> None:
 
 @standing_still()
 def captured(call: Callable[[], object], pool: Pool | None = None, never_waits: bool = False) -> torch.cuda.CUDAGraph:
-    """`call` as a graph; it runs by itself first, which compiles its kernels and makes what they write to. Raises RuntimeError
-    where it cannot be recorded. What other threads ask of the device while it is recorded is no part of it and no error.
-    never_waits: whether it is known not to wait for the device.
+    """`call` as a graph; it first runs without recording, which compiles its kernels and allocates its results. Raises
+    RuntimeError if it cannot be recorded. Other threads may use the device meanwhile; their work is not recorded. never_waits:
+    whether it is known not to wait for the device.
 
-    What cuBLAS works in is made anew for the graph, in its own pool, and for whatever comes behind it: torch would else have all
-    graphs of a stream share it, and free it with the first of them that goes (pytorch/pytorch#193402).
+    cuBLAS workspaces are cleared before and after, so that the graph has its own: otherwise torch would share one among all
+    graphs of a stream, and free it with the first graph that is deleted (pytorch/pytorch#193402).
     """
     stream, own = torch.cuda.Stream(), torch.cuda.current_stream()
     stream.wait_stream(own)
@@ -138,13 +138,13 @@ def captured(call: Callable[[], object], pool: Pool | None = None, never_waits: 
             if not never_waits:
                 _without_waiting(call)
     finally:
-        # what was launched before a failure still reads what is freed behind it
+        # kernels launched before a failure still read memory that is freed after it
         own.wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
     torch._C._cuda_clearCublasWorkspaces()
     collects, first = gc.isenabled(), None
-    # what Python collects may be of the device, an engine's recordings and their memory among it, and to give that back amid a
-    # recording ends it
+    # garbage collection may free device memory, such as another engine's recordings, which would invalidate a recording in
+    # progress
     gc.disable()
     try:
         with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
@@ -154,10 +154,10 @@ def captured(call: Callable[[], object], pool: Pool | None = None, never_waits: 
                 first = error
                 raise
     except RuntimeError as error:
-        # ending what has failed fails again, and that would hide why
+        # ending a failed recording raises again, which would hide the cause
         raise first or error from None
     finally:
-        # torch leaves a thread on the stream of a recording that cannot even be ended
+        # torch leaves the thread on the recording's stream if ending the recording fails
         torch.cuda.set_stream(own)
         torch._C._cuda_clearCublasWorkspaces()
         if collects:

@@ -1,7 +1,7 @@
-"""Drafts as text: a model with another tokenizer writes on in its own tokens, and what it wrote is read back in the target's.
+"""Drafts as text: a model with another tokenizer continues in its own tokens, and its text is re-tokenized for the target.
 
-A shadow of every sequence is kept in the model's tokens. What follows may change how a text is split, so the last tokens before a
-seam are split anew together with what comes behind it, on the way there and on the way back.
+A shadow of every sequence is kept in the model's tokens. Appended text may change how the text before it is tokenized, so the
+last tokens before a seam are tokenized anew together with the text after it, in both directions.
 
 Source: string-level exact match, Timor et al. (arXiv:2502.05202), section 3; the window before the seam is that of universal
 assisted generation (Gante et al., 2024).
@@ -24,20 +24,20 @@ from paceline.tree import DraftTree, Proposal
 from paceline.tree_shapes import caterpillar
 
 _LOOKBEHIND = 10
-"""Tokens before a seam that are split anew, and among how many more a place is sought where a word begins."""
+"""Tokens before a seam that are tokenized anew; the start of a word is looked for among as many tokens before these."""
 _MOST_TO_ONE = 4.0
-"""Tokens of the model drafted for one of the target's, at most."""
+"""Most tokens of the model drafted per token of the target."""
 _MORE = 1.25
-"""Times what a beginning takes of the model's tokens, in proportion to the whole text, that is copied of it."""
+"""Factor on the estimated number of the model's tokens for a prefix of a text, when a fork copies only that prefix."""
 
 
 @dataclass
 class _Shadow:
     """One sequence in the model's own tokens.
 
-    owner: the request. sequence: holds these tokens, to be drafted on. ends: per token, where its bytes end in the text. settled:
-    tokens that no later text can change, up to the last special one. spans: per token of the target that it stands for, where its
-    bytes end in the text. cached: what the model's cache holds, drafts included; the first `same` of these are the sequence's.
+    owner: the request. sequence: holds these tokens, for drafting. ends: per token, where its bytes end in the text. settled:
+    tokens that no later text can change, up to the last special one. spans: per token of the target, where its bytes end in the
+    text. cached: tokens in the model's cache, drafts included; the first `same` of these are the sequence's.
     """
 
     owner: Sequence
@@ -55,12 +55,12 @@ class _Shadow:
 
     @property
     def taken(self) -> int:
-        """Tokens of the target that it stands for."""
+        """Tokens of the target that it covers."""
         return len(self.spans)
 
     @property
     def ratio(self) -> float:
-        """Tokens of the model for one of the target's."""
+        """Tokens of the model per token of the target."""
         return min(max(len(self.tokens) / max(self.taken, 1), 1 / _MOST_TO_ONE), _MOST_TO_ONE)
 
     def end(self, count: int) -> int:
@@ -74,7 +74,7 @@ class _Shadow:
 
 
 class RetokenizedModel:
-    """A model that drafts for a target with another tokenizer. own, target: the tokens of both."""
+    """A model that drafts for a target with another tokenizer. own, target: the tokens of the model and of the target."""
 
     def __init__(self, model: LanguageModel, own: Pieces, target: Pieces) -> None:
         self._model, self._own, self._target = model, own, target
@@ -83,26 +83,26 @@ class RetokenizedModel:
         self._cache = model.new_cache()
         self._shadows: dict[int, _Shadow] = {}
         self._forked: dict[int, list[int]] = {}
-        """What the cache holds of sequences that have no shadow yet: it was given that of another."""
+        """Cached tokens of forked sequences that have no shadow yet."""
 
     @property
     def measured_as(self) -> str:
-        """As the model's own."""
+        """That of the model."""
         return self._model.measured_as
 
     def suits(self, sequence: Sequence) -> bool:
-        """Whether there is room for a draft behind what is known of this text."""
+        """Whether the model's context has room for a draft after this text, as far as its shadow goes."""
         shadow = self._shadows.get(sequence.key)
         return shadow is None or len(shadow.tokens) <= self._model.context_length
 
     def extend(self, sequences: Many[Sequence], budgets: Many[Budget], source: str) -> list[DraftTree]:
         """Per sequence a chain of the model's greedy choices, in tokens of the target and within the budget.
 
-        It gets shorter, down to nothing, where the context of the model ends or its text cannot be read back.
+        It is shorter, down to empty, where the model's context ends or its text cannot be tokenized for the target.
         """
         asked = [(one, budget) for one, budget in zip(sequences, budgets, strict=True) if budget.some]
         brought = [(one, budget, self._brought_up(one)) for one, budget in asked]
-        # text that is nothing to the model leaves it nothing to go on from
+        # a text without any token of the model cannot be continued
         asked = [(one, budget) for one, budget, shadow in brought if shadow.tokens]
         shadows = [shadow for _, _, shadow in brought if shadow.tokens]
         depths = [ceil(b.levels * shadow.ratio) for shadow, (_, b) in zip(shadows, asked, strict=True)]
@@ -127,10 +127,10 @@ class RetokenizedModel:
         return [found.get(sequence.key, DraftTree.root(sequence.root)) for sequence in sequences]
 
     def _brought_up(self, sequence: Sequence) -> _Shadow:
-        """The shadow of a sequence with all its tokens in it, and the cache holding no more than it can go on from."""
+        """The shadow of a sequence, brought up to date, with the cache truncated to the tokens that agree with it."""
         shadow = self._shadows.get(sequence.key)
         if shadow is None:
-            # what ends a text for the model is read back as nothing
+            # the model's EOS tokens end its drafts
             ends = self._model.eos_token_ids
             opening = Sequence(sequence.key, self._own.opening, SamplingParams(), 0, ends, tenant=sequence.tenant)
             count = len(self._own.opening)
@@ -162,11 +162,11 @@ class RetokenizedModel:
             self._split_end(shadow)
 
     def _split_end(self, shadow: _Shadow) -> None:
-        """Split the end of the text: what no token stands for yet, anew with the last tokens before it."""
+        """Tokenize the end of the text that no token covers yet, together with the last tokens before it."""
         start = max(_seam(self._own, shadow.tokens), shadow.settled)
         tokens = self._own.spelled(bytes(shadow.text[shadow.end(start) :]), opens=start == shadow.settled)
         shadow.cut(start)
-        # from the end back: an opening token may hold a space that is not in the text
+        # backwards from the end: an opening token may contain a space that is not in the text
         ends, end = [], len(shadow.text)
         for token in reversed(tokens):
             ends.append(end)
@@ -182,7 +182,7 @@ class RetokenizedModel:
         shadow.settled = len(shadow.tokens)
 
     def _read_back(self, sequence: Sequence, draft: DraftTree) -> tuple[list[int], list[float]]:
-        """A draft as tokens of the target, and how likely each is held: as likely as what begins in it."""
+        """A draft as tokens of the target, and their confidences: the product over the model's tokens that begin in each."""
         own, target = self._own, self._target
         drafted = draft.tokens[1:]
         plain = next((at for at, token in enumerate(drafted) if not own.of[token]), len(drafted))
@@ -191,7 +191,7 @@ class RetokenizedModel:
         before = target.bytes_of(sequence.tokens[start:])
         tokens = target.spelled(before + data)
         seam = target.boundary(tokens, len(before))
-        # where the seam would lie within a token the draft is split by itself
+        # if a token straddles the seam, the draft is tokenized alone
         chain = tokens[seam:] if seam is not None else target.spelled(data)
         confidences, at, taken = [], 0, 0
         starts = [len(own.bytes_of(drafted[:place])) for place in range(plain)]
@@ -207,8 +207,8 @@ class RetokenizedModel:
         return chain, confidences
 
     def truncate(self, key: int, length: int) -> None:
-        """Forget the tokens from `length` on; what is cached counts as far as it agrees with what is left."""
-        # away meanwhile: whoever is interrupted here begins anew
+        """Forget the tokens from `length` on; cached tokens stay valid as far as they agree with the rest."""
+        # removed meanwhile: after an interrupt, the shadow is built anew
         shadow = self._shadows.pop(key, None)
         if shadow is not None:
             if length < shadow.taken:
@@ -216,29 +216,29 @@ class RetokenizedModel:
             self._shadows[key] = shadow
 
     def _cut_back(self, shadow: _Shadow, length: int) -> None:
-        """Have a shadow stand for the first `length` tokens of the target alone."""
+        """Cut a shadow to the first `length` tokens of the target."""
         size = shadow.spans[length - 1] if length else 0
         if size > shadow.end(shadow.settled):
             shadow.cut(bisect_right(shadow.ends, size))
             del shadow.text[size:], shadow.spans[length:]
-            # the tokens that are left were split with what followed in view
+            # the remaining tokens depended on the text that followed
             self._split_end(shadow)
         else:
-            # a special token may be among what goes: all is written anew
+            # special tokens may be cut too: the whole text is tokenized anew
             shadow.settled = len(self._own.opening)
             shadow.cut(shadow.settled)
             shadow.text.clear()
             shadow.spans.clear()
 
     def fork(self, key: int, new_key: int, length: int | None = None) -> None:
-        """The text of the new sequence is written anew; what is cached counts as far as it agrees. length: tokens of the target
-        that both begin with."""
+        """Copy the cache to a new sequence, whose text is tokenized anew; cached tokens count as far as they agree with it.
+        length: tokens of the target that both begin with."""
         shadow = self._shadows.get(key)
-        # what it was given itself a moment ago may not have been looked at yet
+        # the source may itself be a fork that has no shadow yet
         cached = shadow.cached if shadow is not None else self._forked.get(key)
         if cached is not None:
             if length is not None and shadow is not None and 2 * length < shadow.taken:
-                # about as many tokens of its own, and a few more that do not agree
+                # an estimate of the prefix in the model's tokens, and some more, which may not agree
                 cached = cached[: int(_MORE * length * len(cached) / shadow.taken)]
             self._cache.fork(key, new_key, len(cached))
             self._forked[new_key] = list(cached)
@@ -247,7 +247,8 @@ class RetokenizedModel:
         self._model.forget()
 
     def settle(self, key: int) -> None:
-        """A sequence ended: it is told whole, and how, to whatever learns from texts that are over."""
+        """A sequence ended: bring its shadow up to date and pass on the finish reason, for components that learn from finished
+        texts."""
         shadow = self._shadows.get(key)
         if shadow is not None and shadow.owner.finish_reason is not None:
             self._brought_up(shadow.owner)
@@ -269,7 +270,8 @@ class RetokenizedModel:
 
 
 def _seam(pieces: Pieces, tokens: Many[int]) -> int:
-    """From which token on a text is split anew when more follows: behind the last special one, where a word begins if it can."""
+    """Index of the token from which a text is tokenized anew when more follows: after the last special token, if possible at the
+    start of a word."""
     latest = max(len(tokens) - _LOOKBEHIND, 0)
     for at in reversed(range(max(latest - _LOOKBEHIND, 0), len(tokens))):
         if not pieces.of[tokens[at]]:
@@ -280,7 +282,7 @@ def _seam(pieces: Pieces, tokens: Many[int]) -> int:
 
 
 def _whole(data: bytes) -> bytes:
-    """Without a character at the end that lacks some of its bytes."""
+    """The data without an incomplete UTF-8 character at its end."""
     for back in range(1, min(len(data), 3) + 1):
         lead = data[-back]
         if lead >= 0xC0:

@@ -1,8 +1,8 @@
-"""Rotation: the cosines and sines by which positions turn queries and keys (Su et al., arXiv:2104.09864), and how queries grow
-with them.
+"""Rotation: cosines and sines of rotary position embeddings (Su et al., arXiv:2104.09864), and position-dependent scales of
+queries.
 
-Frequencies that were stretched for longer texts come from transformers' own formulas. Its modelling files are not imported: they
-take another second and 25 MB.
+Frequencies for extended contexts come from transformers' own formulas. Its modelling files are not imported: they take another
+second and 25 MB.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 STILL = "still"
-"""In the place of a layer's type: nothing is rotated."""
+"""In place of a layer type: the layer does not rotate."""
 
 
 class Rotation:
@@ -23,7 +23,7 @@ class Rotation:
         self._config, self._rotary = config, rotary
 
     def tables(self, positions: int, layer_type: str) -> tuple[torch.Tensor, torch.Tensor]:
-        """Cosines and sines, float32 [positions, rotary / 2]. layer_type: "" where all layers rotate alike, or STILL."""
+        """Cosines and sines, float32 [positions, rotary / 2]. layer_type: "" if all layers rotate alike; or STILL."""
         if layer_type == STILL:
             return torch.ones(positions, self._rotary // 2), torch.zeros(positions, self._rotary // 2)
         frequencies, scaling = self._frequencies(layer_type)
@@ -31,7 +31,7 @@ class Rotation:
         return angles.cos() * scaling, angles.sin() * scaling
 
     def _frequencies(self, layer_type: str) -> tuple[torch.Tensor, float]:
-        """float32 [rotary / 2], and what cosines and sines are multiplied by."""
+        """Frequencies, float32 [rotary / 2], and the factor of cosines and sines."""
         parameters = self._config.rope_parameters
         if layer_type:
             parameters = parameters[layer_type]

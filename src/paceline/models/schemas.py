@@ -1,4 +1,4 @@
-"""Schemas: JSON schemas as an answer is held to them, which is a little closer than they ask."""
+"""Schemas: JSON schemas, made slightly stricter before grammars are made of them."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from typing import Any
 from urllib.parse import unquote
 
 DEEPEST = 32
-"""Levels of a schema that a grammar is made of."""
+"""Deepest nesting of a schema that is accepted."""
 _NAMED = frozenset({"properties", "patternProperties", "$defs", "definitions"})
 _IN_PLACE = frozenset({"allOf", "anyOf", "oneOf"})
 _LISTED = _IN_PLACE | {"prefixItems"}
 _NESTED = frozenset({"items", "additionalProperties", "contains"})
 _OTHERS = frozenset({"additionalProperties", "unevaluatedProperties", "patternProperties", "minProperties", "propertyNames"})
-"""Where a schema says what else an object may hold, that stands."""
+"""Keywords by which a schema itself decides about further properties; such a schema is left open."""
 _OWN = _OTHERS | {"properties", "required"}
 _ELSEWHERE = _IN_PLACE | {"$ref", "$dynamicRef", "if", "dependentSchemas", "dependentRequired"}
-"""What may name more properties of the same object."""
+"""Keywords that may name further properties of the same object."""
 _FORMATS = ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri")
-"""Those that a grammar can be made of."""
+"""Values of `format` that a grammar can enforce."""
 
 
 def levels_of(value: Any) -> int:
-    """How deep the objects and arrays of JSON nest, counted only up to one more than `DEEPEST`."""
+    """Nesting depth of a JSON value's objects and arrays, counted up to `DEEPEST` + 1."""
     levels, level = 0, [value]
     while levels <= DEEPEST and (level := [one for one in level if isinstance(one, Mapping | list)]):
         levels += 1
@@ -32,14 +32,14 @@ def levels_of(value: Any) -> int:
 
 
 def closed(schema: Any) -> Any:
-    """The schema, where objects that name their properties hold no others unless it says so.
+    """A copy of the schema in which objects that list their properties allow no others, unless the schema says so.
 
-    Nobody who lists the fields of an answer wants to see others in it, and models write them when they may. What keeps to the
-    result keeps to the schema. Schemas that describe an object together stay open, since each names only some of its
-    properties, and so does one that requires what it does not name. A `format` that no grammar can be made of only remarks on
-    a value, and goes.
+    Users who list the fields of an answer want no others, and models write extra fields if allowed. Every value valid for the
+    result is valid for the schema. Schemas that describe one object jointly stay open, since each lists only some of its
+    properties, and so does a schema that requires properties it does not list. A `format` that no grammar can enforce is removed,
+    since it is only an annotation.
     """
-    # written and read, so that nothing in it stands in two places
+    # dumped and loaded, so that no part of it is shared between two places
     kept = json.loads(json.dumps(schema))
     places = dict(_places(kept, "#"))
     shared = _shared(places)
@@ -59,8 +59,8 @@ def _names_all(schema: Mapping[str, Any]) -> bool:
 
 
 def _shared(places: Mapping[str, Mapping[str, Any]]) -> set[str]:
-    """Where schemas are that describe something together with another: parts of an `allOf`, what a `$ref` names that stands
-    beside properties, and so on from there."""
+    """Places of schemas that describe a value jointly with another: parts of an `allOf`, the target of a `$ref` that stands
+    beside properties, and so on recursively."""
     shared, first = set[str](), dict[str, str]()
     waiting = [place for place, schema in places.items() if _parts(schema) > 1]
     while waiting:
@@ -71,7 +71,7 @@ def _shared(places: Mapping[str, Mapping[str, Any]]) -> set[str]:
         for below, key, name, _ in _inside(places[place], place):
             if key in _IN_PLACE:
                 waiting.append(below)
-            # two that name the same property say together what it is
+            # two schemas that list the same property describe it jointly
             elif key == "properties" and first.setdefault(name, below) != below:
                 waiting += [first[name], below]
         waiting.append(unquote(str(places[place].get("$ref"))))
@@ -79,14 +79,14 @@ def _shared(places: Mapping[str, Mapping[str, Any]]) -> set[str]:
 
 
 def _parts(schema: Mapping[str, Any]) -> int:
-    """How many schemas describe what this one does, itself included where it says anything of an object."""
+    """How many schemas describe the same value as this one, itself included if it has keywords for objects."""
     together = schema.get("allOf")
     more = len(together) - 1 if isinstance(together, list) else 0
     return bool(_OWN & schema.keys()) + len(_ELSEWHERE & schema.keys()) + more
 
 
 def _places(schema: Any, place: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """A schema and all within it, by their JSON pointers."""
+    """A schema and all schemas within it, with their JSON pointers."""
     if isinstance(schema, dict):
         yield place, schema
         for below, _, _, each in _inside(schema, place):
@@ -94,7 +94,7 @@ def _places(schema: Any, place: str) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _inside(schema: Mapping[str, Any], place: str) -> Iterator[tuple[str, str, str, Any]]:
-    """The schemas that one holds: their places, the keyword they stand under, their names there, and themselves."""
+    """The direct subschemas: their JSON pointer, the keyword they are under, their name there, and the subschema."""
     for key, value in schema.items():
         each = dict[Any, Any]()
         if key in _NAMED and isinstance(value, dict):

@@ -1,9 +1,9 @@
-"""The self-check at load: with the loaded model itself, find the best backend on which the engine gets the model's own numbers.
+"""The self-check at load: find the best backend on which the engine reproduces the loaded model's own logits.
 
 A few random tokens are run through a prompt in two chunks, a draft, a commit and the step after it, two sequences at once,
-and every row is compared with what the untouched model says about that text alone. Backends are tried from the best down: trees
+and every row is compared with the unmodified model's logits for that text alone. Backends are tried from the best down: trees
 in the flat step, on a GPU over pages first, trees by an additive mask, chains, replay, replay token by token. An architecture
-that no backend serves is refused by name.
+that no backend serves is refused, naming the layers that failed.
 """
 
 from __future__ import annotations
@@ -35,34 +35,34 @@ _PARENTS = (-1, 0, 0, 1, 1, 2)
 _LONGEST = 11
 """Tokens of the longer prompt; less where the model's context is shorter."""
 _EXACT = 1e-3
-"""Allowed error in float32, relative to the spread of the logits; in half precision it is `ROUGH`."""
+"""Allowed error in float32, relative to the spread of the logits; in half precision it is at most `ROUGH`."""
 _FAILURES = (RuntimeError, TypeError, ValueError, AttributeError, LookupError, NotImplementedError, AssertionError)
-"""What a model raises when it is driven in a way that it was not written for."""
+"""Errors that a model may raise when it is called in a way that it was not written for."""
 
 
 @dataclass(frozen=True)
 class Identity:
-    """What every backend is told about the model."""
+    """What every backend needs to know about the model."""
 
     name: str
     context_length: int
     eos_token_ids: frozenset[int]
     kv_cache: str | None = None
-    """A narrow format to keep keys and values in."""
+    """Narrow format of keys and values; None for the model's own."""
 
 
 def best_backend(model: Any, identity: Identity) -> LanguageModel:
-    """The model behind the engine's contract, on the best backend that gives its own numbers.
+    """The model as a `LanguageModel`, on the best backend that reproduces its logits.
 
-    model: a causal LM in eval mode with its own attention. Raises ModelError where no backend does. Narrow keys and values are
-    for pages alone: elsewhere the last bits of a key, and so what it is rounded to, may depend on the rows beside it.
+    model: a causal LM in eval mode with its own attention. Raises ModelError if no backend does. Only the paged backend supports
+    narrow keys and values: elsewhere the last bits of a key, and so its rounded value, may depend on the rows beside it.
     """
     own = model.config._attn_implementation
     try:
         trial = _Trial(model, identity.context_length)
     except _FAILURES as error:
         raise ModelError(f"{type(model).__name__} does not run: {sentence(error)}") from error
-    # an id that the model cannot give would never end a text, and banning it would ban another
+    # an id outside the vocabulary would never end a text, and banning it would ban another token
     known = frozenset(token for token in identity.eos_token_ids if token < trial.vocabulary)
     identity = replace(identity, eos_token_ids=known)
     prepack(model)
@@ -78,13 +78,13 @@ def best_backend(model: Any, identity: Identity) -> LanguageModel:
                 unpack_what_is_read(model)
                 return candidate
         except Exception as error:
-            # a backend may bring failures of its own: Triton's compiler has no class of error that it could be known by
+            # a backend may raise anything: Triton's compiler has no error class of its own
             reason = f"it fails with '{sentence(error)}'"
         if identity.kv_cache:
             raise ModelError(f"'{identity.name}' cannot keep its keys and values as {identity.kv_cache} here: {reason}")
         model.set_attn_implementation(own)
         if over_pages:
-            # the next backend gives the same text, slower: nobody would know
+            # the next backend gives the same text, only slower, so nobody would notice without a warning
             getLogger("paceline").warning("'%s' does not run on the kernels for this device: %s", identity.name, reason)
             over_pages = False
     layers = " and ".join(sorted({_mixer(layer) for layer in decoder_layers(model)}))
@@ -97,7 +97,7 @@ def _backends(model: Any, identity: Identity) -> Iterator[Callable[[], LanguageM
     common = (model, identity.name, identity.context_length)
     by_length = _by_length(model)
     if served(model.device) and not by_length:
-        # first as it is: what rounded keys leave of the logits cannot tell a backend that is right from one nearly so
+        # first unrounded: with rounded keys, errors are too large to tell a correct backend from a nearly correct one
         yield lambda: _paged(model, replace(identity, kv_cache=None))
     if not by_length:
         yield lambda: _flat(model, identity)
@@ -124,10 +124,10 @@ def _paged(model: Any, identity: Identity) -> HubModel:
 
 
 def _free_of_slots(model: Any) -> bool:
-    """False where something depends on cache slots instead of positions, so that no mask from outside makes a tree right.
+    """False if anything depends on cache slots instead of positions, so that no additive mask makes a tree correct.
 
-    Windows hide what no mask can give back, and the prompts of the self-check are shorter than any real window; linear biases are
-    mild enough over a few tokens to pass for rounding in half precision. So these are read, not tried.
+    A window hides keys that a mask cannot restore, and the prompts of the self-check are shorter than any real window; linear
+    biases (ALiBi) over a few tokens are small enough to pass for rounding in half precision. So the configuration decides.
     """
     config = model.config.get_text_config()
     windows = (getattr(config, name, None) for name in ("sliding_window", "attention_chunk_size"))
@@ -136,13 +136,13 @@ def _free_of_slots(model: Any) -> bool:
 
 
 def _by_length(model: Any) -> bool:
-    """True where queries are scaled by how much a cache holds, as Llama 4 does: only one that holds a text and nothing else can
-    tell. The prompts of the self-check are shorter than the texts for which that begins, so it is read, not tried."""
+    """True if queries are scaled by the cache's length, as in Llama 4: that is a position only if the cache holds one text alone.
+    The scaling begins at texts longer than the self-check's prompts, so the configuration decides."""
     return bool(getattr(model.config.get_text_config(), "attn_temperature_tuning", False))
 
 
 def _mixer(layer: torch.nn.Module) -> str:
-    """The class of the part of a decoder layer that mixes tokens, which is what fails when a backend does."""
+    """The class name of the part of a decoder layer that mixes tokens, the likely cause when a backend fails."""
     names = [type(part).__name__ for part in layer.children()]
     words = ("attention", "mixer", "mamba", "conv", "delta")
     mixing = [name for name in names if "Norm" not in name and any(word in name.lower() for word in words)]
@@ -150,7 +150,7 @@ def _mixer(layer: torch.nn.Module) -> str:
 
 
 class _Trial:
-    """The texts of the self-check, and the untouched model's answers to them, taken while it still has its own attention."""
+    """The texts of the self-check, and the unmodified model's logits for them, computed with its own attention."""
 
     def __init__(self, model: Any, context_length: int) -> None:
         self._model = model
@@ -174,12 +174,12 @@ class _Trial:
         if not bool(plain.isfinite().all()):
             raise ModelError(f"the weights of this {type(model).__name__} give logits that are not finite numbers")
         self._spread = float(plain.std().clamp(min=1e-6))
-        # half of what a lost tree mask would cost is an objection
+        # reject half the error that a lost tree mask would cause
         self._rough = min(ROUGH, self._contrast() / 2)
 
     @torch.inference_mode()
     def _ask(self, tokens: tuple[int, ...]) -> torch.Tensor:
-        """Note the logits after every beginning of `tokens`, by the model's own attention and without a cache; [n, V]."""
+        """Store and return the logits after each prefix of `tokens`, by the model's own attention and without a cache; [n, V]."""
         ids = torch.tensor([tokens], device=self._model.device)
         rows = self._model(input_ids=ids, use_cache=False).logits[0].float()
         for count, row in enumerate(rows, 1):
@@ -190,15 +190,15 @@ class _Trial:
         return self._answers[*self.drafted, *(tree.tokens[step] for step in tree.path(node))]
 
     def _contrast(self) -> float:
-        """The error that reading the tree as a chain would make, in the measure of `objection`."""
+        """The error of reading the tree as a chain, measured as in `objection`."""
         right = torch.stack([self._at(self.tree, node) for node in range(1, len(self.tree))])
         wrong = self._ask((*self.drafted, *self.tree.tokens[1:]))[-len(right) :]
         return float((right - wrong).square().mean(-1).sqrt()[1:].median()) / self._spread
 
     def objection(self, candidate: LanguageModel, *, rounded: bool = False) -> str:
-        """Empty where the candidate gives the model's own numbers, else what is wrong with it.
+        """Empty if the candidate reproduces the model's logits, else what is wrong with it.
 
-        rounded: whether it rounds more than the model does, so that they are its own only roughly.
+        rounded: whether it rounds keys and values, so that its logits agree only roughly.
         """
         branches = candidate.branching is Branching.TREE
         tree, path = (self.tree, (2, 5)) if branches else (self.tree.first_chain(), (1,))
@@ -212,11 +212,11 @@ class _Trial:
         elif self._model.dtype in (torch.float32, torch.float64):
             worst, allowed = float(errors.max()), _EXACT
         else:
-            # single rows may go astray in half precision, when an expert is chosen by a hair; most of them may not, and the
-            # nodes that a lost mask would spoil are more than half
+            # in half precision single rows may be far off, when two experts nearly tie; most may not, and a lost mask would
+            # spoil more than half of the nodes
             crucial = errors[3:-2] if branches else errors
             worst, allowed = float(torch.stack([errors.median(), crucial.median()]).max()), self._rough
-        # written so that NaN objects
+        # written so that NaN is an objection
         return "" if worst <= allowed else f"its logits are off by {worst:.1e} of their spread"
 
     def _wanted(self, tree: DraftTree, path: tuple[int, ...]) -> torch.Tensor:
@@ -227,7 +227,7 @@ class _Trial:
         return torch.stack([self._answers[self.chunked], *(self._at(tree, node) for node in range(len(tree))), *last])
 
     def _walk(self, candidate: LanguageModel, tree: DraftTree, path: tuple[int, ...]) -> torch.Tensor:
-        """The rows of `_wanted`, from the engine's side: three steps of one cache."""
+        """The rows of `_wanted` as the engine computes them, in steps over one cache."""
         cache = candidate.new_cache()
         texts = (self.chunked, self.drafted)
         chunked, drafted = (Sequence(key, text, SamplingParams(), seed=0) for key, text in enumerate(texts))
@@ -244,7 +244,7 @@ class _Trial:
         first = self._step(candidate, cache, feeds, [Verdict(), Verdict(path, tokens, len(path))])
         drafted.commit(tokens, ())
         chunked.commit((self.after,), ())
-        # both decode: a step of which every row is wanted
+        # both decode: a step whose rows are all wanted
         feeds = [
             Feed(text, held, tuple(text.tokens[held:]), DraftTree.root(text.root))
             for text, held in ((text, cache.length(text.key)) for text in (chunked, drafted))

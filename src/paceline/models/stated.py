@@ -1,8 +1,8 @@
-"""Stated: the configuration of a checkpoint that leaves nothing to defaults, read without transformers.
+"""Stated: a checkpoint's configuration, read without transformers if it leaves nothing to defaults.
 
-transformers' own configurations bring torch's compiler along: a second and a half, and 100 MB, before anything is computed. Where
-config.json states all that a Llama-form model needs, in words whose meaning is known here, its numbers are taken as they stand.
-Any other file, with a word more or less, is transformers' to read.
+transformers' own configurations import torch's compiler: a second and a half, and 100 MB, before anything is computed. If
+config.json states everything that a Llama-form model needs, in keys known here, its values are used directly. Any other file,
+with a key more or less, is read by transformers.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _NEEDED = {
     "qwen2": frozenset({"use_sliding_window"}),
     "qwen3": frozenset({"use_sliding_window", "attention_bias", "head_dim"}),
 }
-"""Family -> what its files must state beside what all state, because a default would decide otherwise."""
+"""Family -> keys its files must contain besides `_COMMON`, because a default would apply otherwise."""
 _READ = frozenset(
     {"head_dim", "rope_parameters", "rope_theta", "rope_scaling", "layer_types", "sliding_window", "max_window_layers"}
 )
@@ -29,18 +29,18 @@ _WITHOUT_EFFECT = frozenset({
     "architectures", "attention_dropout", "bos_token_id", "dtype", "eos_token_id", "initializer_range", "name_or_path",
     "pad_token_id", "pretraining_tp", "torch_dtype", "transformers_version", "use_cache",
 })  # fmt: skip
-"""Words that do not change what a forward computes."""
+"""Keys that do not change what a forward pass computes."""
 
 
 class StatedConfig(SimpleNamespace):
-    """As much of a configuration as the native backend asks for, under transformers' names."""
+    """The part of a configuration that the native backend needs, under transformers' names."""
 
     def get_text_config(self) -> StatedConfig:
         return self
 
 
 def stated(config: dict[str, Any]) -> StatedConfig | None:
-    """config: the object in config.json. None where transformers is to read it, be it to say what is wrong with it."""
+    """The configuration; None if transformers must read it, or report what is wrong. config: the object in config.json."""
     needed = _NEEDED.get(config.get("model_type", ""))
     if needed is None or not config.keys() >= _COMMON | needed:
         return None
@@ -73,10 +73,10 @@ def stated(config: dict[str, Any]) -> StatedConfig | None:
 
 
 def _rotation(config: dict[str, Any]) -> dict[str, Any] | None:
-    """The parameters of a plain rotation, or None where it is anything else."""
+    """The parameters of a plain rotation, or None if it is any other."""
     parameters = config.get("rope_parameters")
     if config.get("rope_scaling"):
-        # transformers heeds it before anything else
+        # transformers gives it precedence
         return None
     if parameters is None and "rope_theta" in config:
         parameters = {"rope_type": "default", "rope_theta": config["rope_theta"]}
@@ -92,4 +92,4 @@ def _rotation(config: dict[str, Any]) -> dict[str, Any] | None:
 
 
 _LARGEST_THETA = 1e30
-"""A base of rotation beyond any in use."""
+"""A rotation base larger than any in use."""

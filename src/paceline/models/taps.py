@@ -1,7 +1,7 @@
-"""Taps: hidden states captured during the target's forward, for drafters that feed on them (Medusa, EAGLE, early exits).
+"""Taps: hidden states captured during the target's forward pass, for drafters that need them (Medusa, EAGLE, early exits).
 
-A tap of layer i is what enters decoder layer i; a tap of the number of layers is what leaves the last one, before the final
-norm. Hooks are attached for one forward only, so that a model in use carries none.
+Tap i is the input of decoder layer i; for i equal to the number of layers, it is the output of the last one, before the final
+norm. Hooks are attached for one forward pass only, so that a model carries none otherwise.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from paceline.models.base import ModelError
 
 
 def layer_count(model: Any) -> int:
-    """The number of decoder layers of a transformers model, as its configuration says; 0 where it does not."""
+    """The number of decoder layers of a transformers model, as its configuration states; 0 if it does not."""
     return getattr(model.config.get_text_config(), "num_hidden_layers", 0)
 
 
 def decoder_layers(model: Any) -> torch.nn.ModuleList:
-    """The list of decoder layers of a transformers model. Raises ModelError where none can be told."""
+    """The list of decoder layers of a transformers model. Raises ModelError if none is found."""
     count = layer_count(model)
     found = [m for m in model.modules() if isinstance(m, torch.nn.ModuleList) and len(m) == count]
     if not found:
@@ -30,7 +30,7 @@ def decoder_layers(model: Any) -> torch.nn.ModuleList:
 
 
 def check_tap(index: int, layers: int) -> None:
-    """Raise ModelError where a model of so many layers has nothing to tap at this index."""
+    """Raise ModelError if a model of so many layers has no tap of this index."""
     if not 0 <= index <= layers:
         raise ModelError(f"layer {index} cannot be tapped: the model has layers 0 to {layers}")
 

@@ -1,4 +1,4 @@
-"""Tensors: a checkpoint's weights, read one at a time, so that no more than one of them is in memory unpacked."""
+"""Tensors: a checkpoint's weights, read one at a time, so that at most one tensor is in memory unpacked."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from paceline.models.towers import text_name
 _HEADLESS = "embed_tokens.weight"
 _HEAD = "lm_head."
 _MOST_MAPPED = 1 << 24
-"""Bytes read of an open file: its mapped pages count as memory of this process until it is closed."""
+"""Most bytes read from a file before it is closed: its mapped pages count as this process's memory while it is open."""
 
 
 class Tensors:
-    """Reads by name and remembers what was never asked for. kinds: name -> the type held, as safetensors names it.
+    """Reads tensors by name; `unread` holds the names not read yet. kinds: name -> stored dtype, as safetensors names it.
 
-    Of a model that also sees only its language model is there, by the names that it has alone; of a model that was saved without
-    its head, as embedding models are, the tensors have the names that they have below one.
+    Of a vision-language model only the language model is listed, under the names of a text-only model. If a model was saved
+    without its head, as embedding models are, its names get the prefix "model." that they have in a causal LM.
     """
 
     def __init__(self, checkpoint: Checkpoint) -> None:
@@ -41,12 +41,12 @@ class Tensors:
         self._mapped = 0
 
     def find(self, name: str) -> torch.Tensor | None:
-        """None where there is none of that name. The file stays open for what is read next, until much of it is mapped."""
+        """The tensor of this name, or None. The file stays open for the next read until `_MOST_MAPPED` bytes are mapped."""
         if name not in self._places:
             return None
         shard, held = self._places[name]
         if self._open is None or self._open[0] != shard:
-            # opened, its header is read: to do that for each of ten thousand experts takes longer than to read these
+            # opening reads the header: for each of ten thousand experts, that takes longer than reading the tensors
             self._open, self._mapped = (shard, safe_open(shard, "pt")), 0
         self.unread.discard(name)
         tensor = self._open[1].get_tensor(held).clone()

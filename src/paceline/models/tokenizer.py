@@ -1,4 +1,4 @@
-"""Tokenizer: text to token ids and back, as the checkpoint's own files say, without ever running its code."""
+"""Tokenizer: text to token ids and back, as the checkpoint's files define it; code in a checkpoint is never run."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from paceline.models.quiet import quiet, sentence
 
 _DESCRIPTION = "tokenizer.json"
 _PLAIN_CLASSES = {"PreTrainedTokenizerFast", "TokenizersBackend"}
-"""Wholly described by tokenizer.json: read without the registry of tokenizers, which is slow to import."""
+"""Tokenizer classes that tokenizer.json describes completely: read without transformers' registry, which is slow to import."""
 _NAMED = ("bos_token", "eos_token", "unk_token", "pad_token")
 _HARMLESS = {*_NAMED, "tokenizer_class", "model_max_length", "clean_up_tokenization_spaces", "chat_template"}
-"""Settings beside which tokenizer.json alone says what becomes of a text: as long as it knows the named tokens."""
+"""Settings that do not change encoding and decoding, as long as tokenizer.json lists the named tokens as special."""
 
 
 _NONE: Mapping[str, Any] = MappingProxyType({})
 _LATEST: dict[bytes, Backend] = {}
-"""Digest of a tokenizer.json -> what was read of it; of one file, the last."""
+"""Digest of a tokenizer.json -> the tokenizer read from it; only the latest is kept."""
 
 
 class Tokenizer:
@@ -45,13 +45,13 @@ class Tokenizer:
 
     @cached_property
     def library(self) -> Any:
-        """The tokenizer of the transformers library behind it, for `models/` alone."""
+        """The underlying tokenizer of the transformers library; only `models/` may use it."""
         with quiet():
             return _read(self.path)
 
     @property
     def vocab_size(self) -> int:
-        """Tokens, added ones included; the model's own vocabulary may be padded beyond it."""
+        """Number of tokens, added ones included; the model's logits may have more, padded, columns."""
         return len(self.library) if self._bare is None else self._bare.get_vocab_size()
 
     @property
@@ -64,14 +64,15 @@ class Tokenizer:
         return bool(self.library.chat_template)
 
     def check_chat_template(self) -> None:
-        """Raise ModelError where the model has no chat template."""
+        """Raise ModelError if the model has no chat template."""
         if not self.has_chat_template:
             raise ModelError(f"the model in '{self.path}' has no chat template")
 
     def encode(self, text: str, add_special: bool = True) -> list[int]:
-        """Token ids; `add_special` adds what this model expects around a text, such as a BOS, once. Other threads run meanwhile.
+        """Token ids; `add_special` adds the special tokens that this model expects around a text, such as a BOS, once.
 
-        Raises ModelError for a text that UTF-8 cannot write (a lone surrogate), or that this tokenizer has no tokens for.
+        The GIL is released meanwhile. Raises ModelError for a text that UTF-8 cannot encode (a lone surrogate), or that this
+        tokenizer cannot encode.
         """
         try:
             text.encode("utf-8")
@@ -79,7 +80,7 @@ class Tokenizer:
             raise ModelError("the text is not valid Unicode: it holds half of a surrogate pair or a stray byte") from error
         try:
             if self._bare is not None:
-                # of one text the library keeps the interpreter's lock, of a batch it lets it go
+                # the library holds the GIL for a single text, and releases it for a batch
                 return self._bare.encode_batch([text], add_special_tokens=add_special)[0].ids
             return self.library.encode(text, add_special_tokens=add_special, verbose=False)
         # the tokenizers library raises plain Exception
@@ -87,18 +88,18 @@ class Tokenizer:
             raise ModelError(f"the tokenizer in '{self.path}' cannot encode this text: {sentence(error)}") from error
 
     def decode(self, ids: Many[int], skip_special_tokens: bool = True) -> str:
-        """The text of some tokens; bytes that are no whole character show as U+FFFD."""
+        """The text of these tokens; bytes that do not form a whole character become U+FFFD."""
         return self._decode(list(ids), skip_special_tokens)
 
     @property
     def chat_template(self) -> str | None:
-        """The Jinja source of the model's own template; of several the one named "default"."""
+        """The Jinja source of the model's chat template; if it has several, the one named "default"."""
         held = self.library.chat_template
         return held.get("default") if isinstance(held, dict) else held
 
     @property
     def special_tokens(self) -> dict[str, str]:
-        """Such as {"eos_token": "</s>"}, by the names of tokenizer_config.json."""
+        """Special tokens by their names in tokenizer_config.json, e.g. {"eos_token": "</s>"}."""
         return {name: str(token) for name, token in self.library.special_tokens_map.items() if isinstance(token, str)}
 
     def chat(
@@ -112,12 +113,11 @@ class Tokenizer:
         """Token ids of a conversation, up to where the model answers. messages: mappings with `role` and `content`.
 
         tools: functions that the model may call, as JSON schemas. answer_begun: the last message is the model's own, and is
-        continued. variables: what else the template reads, such as `enable_thinking`. The model's own template is rendered in
-        transformers' sandbox. Raises ModelError where there is none or it fails, and where a variable has a name that means
-        something else.
+        continued. variables: further template variables, such as `enable_thinking`. The model's own template is rendered in
+        transformers' sandbox. Raises ModelError if there is no template or it fails, and if a variable has a reserved name.
         """
         self.check_chat_template()
-        # `messages` is what the library calls the conversation inside
+        # `messages` is the conversation's name inside the template
         taken = {*signature(self.library.apply_chat_template).parameters, "messages"} & variables.keys()
         if taken:
             raise ModelError(f"a variable of a chat template cannot be named '{min(taken)}'")
@@ -131,31 +131,32 @@ class Tokenizer:
                     continue_final_message=answer_begun,
                     **variables,
                 )
-        # a template is a program, and can fail as any can
+        # a template is a program, and can raise anything
         except Exception as error:
             raise ModelError(f"the chat template in '{self.path}' cannot be rendered: {sentence(error)}") from error
         return self.encode(str(text), add_special=False)
 
     @property
     def ends(self) -> frozenset[int]:
-        """Its own EOS, of all the tokens that may end a text that which ends what the model says; empty where it has none."""
+        """The tokenizer's EOS, which ends the model's turn (a model may have further EOS tokens); empty if it has none."""
         return tokenizer_ends(self.path, read_if_there)
 
     @property
     def fingerprint(self) -> str:
-        """A digest of the vocabulary: equal where every token has the same id, as in `same_vocabulary`."""
+        """A digest of the vocabulary: equal if every token has the same id, as in `same_vocabulary`."""
         return sha256(json.dumps(sorted(self.vocabulary.items())).encode()).hexdigest()
 
     def same_vocabulary(self, other: Tokenizer) -> bool:
-        """True where every token has the same id in both: what a draft model needs to draft for a target."""
+        """Whether every token has the same id in both, as a draft model needs to draft for a target directly."""
         if self._bare is not None and self._bare is other._bare:
             return True
         return self.vocabulary == other.vocabulary
 
 
 def _bare(path: Path, settings: Mapping[str, Any]) -> Backend | None:
-    """The tokenizer of the tokenizers library, where no more is needed to encode and decode: transformers takes a third of a
-    second to import. None where anything else beside it may have a say, or where it cannot be read.
+    """The tokenizer read by the tokenizers library alone, since importing transformers takes a third of a second.
+
+    None if any setting or other file may change how it encodes or decodes, or if it cannot be read.
     """
     if str(settings.get("tokenizer_class")) not in _PLAIN_CLASSES or not settings.keys() <= _HARMLESS:
         return None
@@ -163,7 +164,7 @@ def _bare(path: Path, settings: Mapping[str, Any]) -> Backend | None:
         return None
     try:
         backend = _backend(path / _DESCRIPTION)
-    # the library raises plain Exception; transformers' reader says what is wrong
+    # the library raises plain Exception; `_read` reports what is wrong
     except Exception:
         return None
     special = [token.content for token in backend.get_added_tokens_decoder().values() if token.special]
@@ -172,7 +173,7 @@ def _bare(path: Path, settings: Mapping[str, Any]) -> Backend | None:
 
 
 def _backend(file: Path) -> Backend:
-    """The tokenizer that a file describes; the last one again for the same bytes, as those of a draft model mostly are."""
+    """The tokenizer that a file describes; cached for equal bytes, since a draft model mostly has its target's tokenizer."""
     data = file.read_bytes()
     digest = sha256(data).digest()
     if digest not in _LATEST:
@@ -189,8 +190,8 @@ def _read(path: Path) -> Any:
         raise ModelError(f"'{path}' has no tokenizer: tokenizer.json is missing")
     try:
         if (path / _DESCRIPTION).is_file() and "auto_map" not in settings:
-            # whatever class is named: transformers' own for Llama, GPT-2 or Qwen2 splits texts by rules that it brings, and not
-            # by those of the file
+            # whatever class is named: transformers' classes for Llama, GPT-2 or Qwen2 split texts by built-in rules instead of
+            # the file's
             from transformers import PreTrainedTokenizerFast
 
             return PreTrainedTokenizerFast.from_pretrained(str(path), local_files_only=True)
@@ -201,13 +202,13 @@ def _read(path: Path) -> Any:
     except Exception as error:
         said = f"the tokenizer in '{path}' cannot be read: {sentence(error)}"
         if _DESCRIPTION not in said and not (path / _DESCRIPTION).exists():
-            # transformers looks for older files, and what it says of them does not name what most folders lack
+            # transformers looks for older files too, so its message does not name the file that is usually missing
             said += f"; {_DESCRIPTION} is missing"
         raise ModelError(said) from error
 
 
 def _decoder(tokenizer: Any) -> Callable[[list[int], bool], str]:
-    """How it decodes, without the checks of its arguments around it: they take four times as long, for every new token."""
+    """Its decode function, without the argument checks around it, which take four times as long as decoding a token."""
     from transformers import PreTrainedTokenizerFast
 
     kind, stock = type(tokenizer), PreTrainedTokenizerFast

@@ -1,7 +1,7 @@
-"""Towers: models that also see, of which a text takes the language model alone: Gemma 3 from 4B on, Mistral Small from 3.1 on.
+"""Towers: vision-language models, whose language model alone is used: Gemma 3 from 4B on, Mistral Small from 3.1 on.
 
-Sources: transformers 5.23, `Gemma3ForConditionalGeneration` and `Mistral3ForConditionalGeneration`; attention goes both ways
-among the tokens of an image only.
+Sources: transformers 5.23, `Gemma3ForConditionalGeneration` and `Mistral3ForConditionalGeneration`; attention is bidirectional
+only among the tokens of an image.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from typing import Any
 
 SEEING = frozenset({"gemma3", "mistral3"})
 _LANGUAGE = {"language_model.model.": "model.", "model.language_model.": "model.", "language_model.lm_head.": "lm_head."}
-"""What names of its tensors begin with, in files of either age, and in a model of text alone."""
+"""Prefix of the language model's tensors, in files of older and newer versions -> prefix in a text-only model."""
 _SIGHT = ("vision_tower.", "multi_modal_projector.")
 
 
 def text_config(config: Any, headed: bool) -> Any:
-    """The configuration of what reads text. config: transformers' own of a model that also sees. headed: whether its files hold a
-    head, which then is none of the embedding's: by default the whole model says that it has none, whatever its text says.
+    """The language model's configuration. config: transformers' own, of a vision-language model. headed: whether its files hold a
+    head, which then is not tied to the embedding: the outer configuration's default is tied, whatever `text_config` states.
 
-    A model that also sees caps no logits, as a Gemma that only reads would.
+    A vision-language model does not cap logits, unlike a text-only Gemma.
     """
     text = config.get_text_config()
     text.tie_word_embeddings = bool(config.tie_word_embeddings) and not headed
@@ -27,7 +27,7 @@ def text_config(config: Any, headed: bool) -> Any:
 
 
 def text_name(name: str, model_type: str) -> str | None:
-    """What a tensor is called in a model of text alone; None for one that only sees."""
+    """A tensor's name in a text-only model; None for a tensor of the vision part."""
     if model_type not in SEEING:
         return name
     if name.removeprefix("model.").startswith(_SIGHT):

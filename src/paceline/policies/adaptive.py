@@ -95,7 +95,7 @@ class AdaptivePolicy(Policy):
         """Seconds of the last step outside pauses that was learnt from."""
 
     def begin(self, rows: int, sequences: int) -> None:
-        # where the step before failed, nobody has seen what came of it
+        # the step before may have failed without being observed
         self._forget_step()
         self._step_time.begin(rows, sequences)
         self._draft_pauses, self._paused = self._draft_pauses_at[bucket(sequences)], False
@@ -104,7 +104,7 @@ class AdaptivePolicy(Policy):
         self.learns = sequences > 0 and self._learning_interval.begin()
 
     def skips_drafting(self, sequences: Many[Sequence]) -> bool:
-        # what a request brings itself was not there when drafts lost
+        # a request's own reference was not there when drafts lost
         awake, now = self._lookup_values.awake, self._steps
         if any(one.reference and awake(one.key, now) for one in sequences):
             return False
@@ -126,7 +126,7 @@ class AdaptivePolicy(Policy):
         cache = self._decision_caches[drafter.name]
         situation, decision = ALONE, NOBODY
         alone = len(sequences) == 1
-        # how an answer begins is another matter than how it goes on, but most of a batch goes on
+        # the beginning of an answer needs a decision of its own, but most of a batch is past it
         begins = alone and not sequences[0].generated_tokens
         if not cache.declined(sequences, self._steps) or begins:
             lacking = self._draft_history.lacking(drafter.name, sequences[0]) if alone else 0
@@ -154,13 +154,13 @@ class AdaptivePolicy(Policy):
             if self._lookup_values.asked and len(trees[at]) > 1:
                 self._deepened[key] = self._search.chain(sequences[at], drafter, trees[at])[:depth]
         self._pays = decision.pays if self._step_time.batch == 1 and not situation.found else None
-        # a trial is no decision, and goes to its depth
+        # a trial has no decision, and drafts to its full depth
         self._drafted_s += decision.draft_s or self.costs.draft_s(drafter.name, depth, len(chosen))
         return granted
 
     def _forgo(self, drafter: DrafterInfo, sequences: Many[Sequence], trees: Many[DraftTree], alone: Decision) -> None:
-        """Note what a costly drafter would have been worth that nobody asks because of what lookups found. alone: what was
-        decided last where they found nothing."""
+        """Note what a costly drafter would have been worth that is not asked because of what lookups found. alone: the last
+        decision where they found nothing."""
         for at in alone.chosen:
             chain, rows = self._search.chain(sequences[at], drafter, trees[at])[: alone.depth], self._step_time.fed
             rows_s = self.costs.curve(rows + round(alone.drafted * drafter.width)) - self.costs.curve(rows)
@@ -170,7 +170,7 @@ class AdaptivePolicy(Policy):
     def _tried(self, drafter: DrafterInfo, sequences: Many[Sequence]) -> tuple[int, Many[int]]:
         """One sequence to try a drafter on that is not thought to be worth it, if there is time for that.
 
-        Of those that there is time for a request that was never tried goes first, then the one tried longest ago.
+        Among requests that there is time for, one that was never tried goes first, then the one tried longest ago.
         """
         depth = min(_TRIED_LEVELS, drafter.budget.depth)
         least_s = self.costs.draft_s(drafter.name, depth, 1) + self._step_time.drafting_s
@@ -182,11 +182,11 @@ class AdaptivePolicy(Policy):
 
     def trimmed(self, sequences: Many[Sequence], trees: Many[DraftTree]) -> list[DraftTree]:
         if len(trees) == 1 and trees[0].is_chain and not trees[0].probes:
-            # on a small model most steps draft one, and what is not asked counts
+            # on a small model most steps draft one, and the shortcut saves noticeable time
             return [trees[0].first(self._paying(trees[0], sequences[0].stop_ids))]
         nodes = list[tuple[float, int, int]]()
         for at, (sequence, tree) in enumerate(zip(sequences, trees, strict=True)):
-            # that a text ends is said by the row before, and needs none of its own
+            # an end of the text is chosen at the row before it, and needs no row of its own
             ends, tokens = sequence.stop_ids, tree.tokens
             chances = enumerate(self._calibration.chances(tree))
             nodes += [(chance, -node, at) for node, chance in chances if node and tokens[node] not in ends]
@@ -203,23 +203,23 @@ class AdaptivePolicy(Policy):
         ]
 
     def _worthwhile(self, chances: Many[float], probes: int) -> int:
-        """How many nodes to look at of those that come true so likely, the likeliest first."""
+        """How many nodes to verify. chances: their probabilities of being right, the largest first."""
         rows = max(self._step_time.fed, self._step_time.batch) + probes
         forwards = self.costs.curve.span(rows, len(chances))
         worth, clearly = self._step_time.worth(CLEARLY)
         fixed_s = self._step_time.step_s(rows, True) - forwards[0] + self._drafted_s
         tokens = accumulate(chances, initial=float(self._step_time.batch))
         steps_s = [forward_s + fixed_s for forward_s in forwards]
-        # what is looked at is also judged, moved and learnt from
+        # nodes that are verified are also judged, moved and learnt from
         steps_s[0] -= self._step_time.kept_s
         values = list(map(worth, tokens, steps_s))
         values[0] *= clearly
         return values.index(max(values))
 
     def _paying(self, chain: DraftTree, ends: frozenset[int]) -> int:
-        """How many nodes of a chain to look at."""
+        """How many nodes of a chain to verify."""
         chances = self._calibration.chances(chain)
-        # that a text ends is said by the row before
+        # an end of the text is chosen at the row before it
         paying = len(chain) - 1 - (chain.tokens[-1] in ends)
         if not self._pays or chances[1] < self._pays[0]:
             return self._worthwhile(chances[1 : paying + 1], 0)
@@ -240,7 +240,7 @@ class AdaptivePolicy(Policy):
         asked, reconsideration = bool(timings.asked_s), self._reconsideration
         if not self._paused:
             reconsideration.saw(asked)
-        # beside one that names its drafters a pause is none
+        # where a sequence names its drafters, a pause does not apply
         timed = self._paused == self._draft_pauses.active and self._draft_pauses.passed(asked, self._step_time.reads)
         if not self.learns:
             self._learning_interval.passed(timings.commit_s)
@@ -248,14 +248,14 @@ class AdaptivePolicy(Policy):
             return
         began, tokens = perf_counter(), sum([len(verdict.tokens) for verdict in verdicts]) or len(verdicts)
         commit_s, steps = self._learning_interval.mean(timings.commit_s), self._learning_interval.steps
-        # a step that was not thought about has no drafts, and is like those since the last that was learnt from
+        # a step without decisions has no drafts, and stands for those since the last that was learnt from
         thought = not (self._paused or reconsideration.skipping)
         alike = 1 if thought else steps
         drafted = thought and any(len(tree) > 1 for tree in trees)
         if timed:
             seconds = timings.draft_s + timings.forward_s + timings.verify_s + commit_s + self._step_time.between_s
             if thought:
-                # to learn from it takes time too, which a pause spares
+                # learning takes time too, which a pause saves
                 seconds += self._learning_s[drafted] / self._learning_interval.mean_steps
             if timed_s := self._draft_pauses.saw(seconds, tokens, alike):
                 self._step_time.saw_calm(timed_s)
@@ -287,7 +287,7 @@ class AdaptivePolicy(Policy):
         self._learning_interval.learnt(learning_s, step_s)
 
     def _end_step(self, sequences: Many[Sequence], trees: Many[DraftTree]) -> float:
-        """Account for what was asked in this step, and forget it; when that is over."""
+        """Account for what was asked in this step, and forget it. Returns the time when that is done."""
         self._lookup_values.update(
             sequences, trees, self._deepened, self._forgone_s, self._step_time.total_drafting_s, self._steps
         )

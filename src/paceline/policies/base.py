@@ -1,4 +1,4 @@
-"""Policy: how much is drafted, by whom, and what of it the target looks at."""
+"""Policy: how much is drafted, by which drafters, and which nodes the target verifies."""
 
 from __future__ import annotations
 

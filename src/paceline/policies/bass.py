@@ -63,7 +63,7 @@ class BassPolicy(Policy):
         self.options, self.length = options, options.first
         self._failing = False
         self._granted = 0
-        """Levels that the step may draft: no drafter may go as deep as the rule would like."""
+        """Levels granted in this step, which may be fewer than `length` where no drafter can go as deep."""
 
     def deepest(self, whole: bool) -> int | None:
         return self.options.limit

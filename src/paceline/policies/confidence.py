@@ -31,7 +31,7 @@ class Options(BaseModel):
 
 
 _DEEPEST = 20
-"""Levels of the longest draft of those whose rule this is."""
+"""Depth, in levels, of drafters that stop by this rule."""
 
 
 class ConfidencePolicy(Policy):
@@ -41,7 +41,7 @@ class ConfidencePolicy(Policy):
         super().__init__()
         self.threshold = options.threshold
         self._stopping: set[str] = set()
-        """Drafters that stop by themselves: they have paid for what they drafted."""
+        """Drafters that stop by themselves: what they drafted has already been paid for."""
 
     def deepest(self, whole: bool) -> int | None:
         return None if whole else _DEEPEST

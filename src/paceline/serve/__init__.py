@@ -1,1 +1,1 @@
-"""The OpenAI-compatible server: HTTP in front, the engine in a process of its own behind a pipe."""
+"""The OpenAI-compatible server: HTTP in front, the engine in a separate process behind a pipe."""

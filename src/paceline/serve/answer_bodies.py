@@ -1,5 +1,5 @@
-"""Bodies of whole answers. Those with log-probabilities take seconds to write: in a thread, and in pieces between which it can be
-interrupted, so that streams of others go on.
+"""Bodies of whole answers. Serializing log-probabilities takes seconds, so it runs in a thread and piece by piece, which lets the
+event loop serve other streams in between.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from paceline.serve.written import pieces
 
 
 async def whole(built: Callable[[], Any], asks: Many[Ask]) -> Response:
-    """The answer to some asks as JSON. built: makes it."""
+    """The response to `asks` as JSON. built: makes its content."""
     if all(ask.params.logprobs is None and ask.params.prompt_logprobs is None for ask in asks):
         return JSONResponse(built())
     content = await asyncio.to_thread(lambda: "".join(pieces(built())).encode())

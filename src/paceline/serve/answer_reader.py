@@ -1,4 +1,4 @@
-"""Answer reader: from the text of an answer, as it comes, to what was thought, what is said and what is called, in that order."""
+"""Answer reader: splits the text of an answer, as it arrives, into thought, content and tool calls, in that order."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from paceline.serve.tool_parsing import Event, PlainText, Thought, ToolParser
 
 
 class AnswerReader:
-    """Reads one answer. opened: whether it begins in a thought; None where it has none, whatever it looks like."""
+    """Reads one answer. opened: whether it begins inside a thought; None if no thought is to be recognized in it."""
 
     def __init__(self, parser: ToolParser | PlainText, opened: bool | None) -> None:
         self._parser = parser
         self._thoughts = None if opened is None else Thoughts(opened)
 
     def feed(self, text: str) -> list[Event]:
-        """What became known with some more text."""
+        """Events that the next piece of text completes."""
         return self._read(*self._thoughts.feed(text)) if self._thoughts else self._parser.feed(text)
 
     def end(self) -> list[Event]:
-        """What was still held back when the answer ended."""
+        """Events for text that was still held back when the answer ended."""
         events = self._read(*self._thoughts.end()) if self._thoughts else []
         return [*events, *self._parser.end()]
 

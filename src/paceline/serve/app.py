@@ -1,4 +1,4 @@
-"""The application: routes over a service, and errors in the form that the clients of each API read."""
+"""The application: its routes, and error responses in the format that the clients of each API expect."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _QUOTED_CHARS = 100
 
 
 def application(routers: Iterable[APIRouter]) -> FastAPI:
-    """The routes and how their errors are told; nothing guards them yet."""
-    # the pages that FastAPI makes of the schema load their scripts from elsewhere: /docs is one of ours
+    """The routes and their error handlers, without the guards."""
+    # FastAPI's documentation pages load scripts from other hosts, so /docs is our own page
     app = FastAPI(
         title="Paceline",
         version=__version__,
@@ -34,7 +34,7 @@ def application(routers: Iterable[APIRouter]) -> FastAPI:
         app.include_router(router)
 
     async def schema(request: Request) -> Response:
-        # to make it takes a second or two, once, for which no stream should stop
+        # the first call takes a second or two, which must not block streams
         made, root = await asyncio.to_thread(app.openapi), request.scope.get("root_path", "").rstrip("/")
         return JSONResponse({**made, "servers": [{"url": root}]} if root else made)
 

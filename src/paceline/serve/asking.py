@@ -1,4 +1,4 @@
-"""What the routes ask the engine and what it answers: plain data, the same on both sides of the pipe."""
+"""Requests from routes to the engine and its answers: plain data, the same on both sides of the pipe."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from paceline.params import Grammar, SamplingParams
 class Ask:
     """One choice of one request.
 
-    prompt: token ids. reference: token ids the answer is expected to resemble. tenant: whose request it is. payer: whose share
-    of the engine it takes, whatever its tenant. priority: the smaller the sooner. drafters: names of those that may draft for
-    it; None for the server's own choice, empty for none. nodes: at most so many drafted tokens a step. trace: report what was
-    drafted in every step.
+    prompt: token ids. reference: token ids the answer is expected to resemble. tenant: who sent the request. payer: whose share
+    of the engine it uses, whatever its tenant. priority: smaller runs sooner. drafters: names of drafters that may draft for it;
+    None for the server's default, empty for none. nodes: most drafted tokens per step. trace: report the drafted tokens of every
+    step.
     """
 
     prompt: tuple[int, ...]
@@ -34,10 +34,10 @@ class Ask:
 
 @dataclass(frozen=True)
 class Drafted:
-    """What one step drafted in vain: nodes of the tree that were not accepted.
+    """Rejected tokens of one step: nodes of the tree that were not accepted.
 
-    tokens: their ids. parents: what each follows: an index into `tokens`, or -1 - i where it stood behind the i-th token that the
-    step emitted (counted from 1; -1 for behind the step's root). sources: who proposed them.
+    tokens: their ids. parents: per token the index of its parent in `tokens`, or -1 - i if its parent is the i-th token that the
+    step emitted (counted from 1; -1 for the step's root). sources: per token the drafter that proposed it.
     """
 
     tokens: tuple[int, ...] = ()
@@ -49,8 +49,8 @@ class Drafted:
 class StepTrace:
     """One step of one choice, when `Ask.trace` was set.
 
-    emitted: how many of the delta's tokens it brought. drafted, accepted: candidates below the root. draft_s, forward_s,
-    verify_s: seconds the whole step took, shared with whatever else was in flight. rows: of the forward, over the batch.
+    emitted: how many of the delta's tokens it emitted. drafted, accepted: candidates below the root. draft_s, forward_s,
+    verify_s: seconds of the whole step, shared by all sequences in flight. rows: of the forward pass, over the batch.
     """
 
     emitted: int
@@ -65,12 +65,12 @@ class StepTrace:
 
 @dataclass(frozen=True)
 class Ending:
-    """What is known once a choice ended.
+    """Why and how a choice ended.
 
-    reason: "stop", "length", "timeout", "abort" or "error"; `error` then says what went wrong, in one sentence. stop: the stop
-    string or stop token id that ended it, if one did. cached_tokens: prompt tokens that were not computed again.
-    accepted_reference_tokens, rejected_reference_tokens: of what `reference` proposed. speculation: the counts of `Speculation`,
-    and `lossless`, `keeps` ("text", "law" or "nothing"), `drafter`, `policy`, `verifier`, `target`.
+    reason: "stop", "length", "timeout", "abort" or "error"; for "error", `error` is one sentence about the failure. stop: the
+    stop string or stop token id that ended it, if one did. cached_tokens: prompt tokens found in the cache, not computed again.
+    accepted_reference_tokens, rejected_reference_tokens: tokens drafted from `reference`. speculation: the counts of
+    `Speculation`, and `lossless`, `keeps` ("text", "law" or "nothing"), `drafter`, `policy`, `verifier`, `target`.
     """
 
     reason: str
@@ -85,11 +85,11 @@ class Ending:
 
 @dataclass(frozen=True)
 class Delta:
-    """What one step brought for one choice.
+    """Output of one step for one choice.
 
-    text: new text that may be shown. tokens: ids that became final; their text may come later, where it may yet be cut off.
-    sources: per token the drafter that proposed it, "" for the target alone. logprobs: per token, when asked for.
-    prompt_logprobs: once, before any token, when asked for: None for the first token, which nothing precedes.
+    text: new text that may be shown. tokens: ids that became final; text that a stop string may still cut off comes later.
+    sources: per token the drafter that proposed it, "" for the target itself. logprobs: per token, if requested.
+    prompt_logprobs: if requested, once, before any token; None for the first token, which nothing precedes.
     """
 
     text: str = ""
@@ -102,13 +102,13 @@ class Delta:
 
 
 class Service(ABC):
-    """The engine and the tokenizer as routes see them. All that takes time runs off the event loop, under caps.
+    """The engine and the tokenizer as routes see them. Slow work runs outside the event loop, within limits.
 
-    model: the name it is served under. context_length: tokens of prompt and answer together. defaults: of sampling, from the
-    model's generation_config.json, by the names of `SamplingParams`. drafters: names a request may choose from. default_drafters:
-    those that draft when it does not. drafter_notes: per name the first line of its description and its source. target, policy,
-    verifier: what the engine runs, as its reports name them. special_tokens: such as {"eos_token": "</s>"}, by the names of
-    tokenizer_config.json. chat_template: its Jinja source, for clients that render prompts themselves.
+    model: the name it is served under. context_length: tokens of prompt and answer together. defaults: sampling parameters from
+    the model's generation_config.json, by the names of `SamplingParams`. drafters: names a request may choose from.
+    default_drafters: used when it chooses none. drafter_notes: per name the first line of its description and its source. target,
+    policy, verifier: what the engine runs, as its reports name them. special_tokens: such as {"eos_token": "</s>"}, by the names
+    of tokenizer_config.json. chat_template: its Jinja source, for clients that render prompts themselves.
     """
 
     model: str
@@ -128,7 +128,7 @@ class Service(ABC):
 
     @abstractmethod
     async def encode(self, text: str, add_special: bool = True) -> list[int]:
-        """Token ids of a text. Raises APIError: 400 where it is too long or not Unicode, 429 and 503 where too many wait."""
+        """Token ids of a text. Raises APIError: 400 if it is too long or not Unicode, 429 and 503 if too many requests wait."""
 
     @abstractmethod
     async def chat(
@@ -139,8 +139,8 @@ class Service(ABC):
         answer_begun: bool = False,
         variables: Mapping[str, Any] | None = None,
     ) -> list[int]:
-        """Token ids of a conversation by the model's own template. answer_begun: the last message is an assistant's and is
-        continued. variables: what else the template reads. Raises APIError as `encode` does."""
+        """Token ids of a conversation in the model's chat template. answer_begun: the last message is an assistant's and is
+        continued. variables: further variables of the template. Raises APIError as `encode` does."""
 
     @abstractmethod
     def decode(self, ids: Many[int], skip_special_tokens: bool = True) -> str:
@@ -148,28 +148,28 @@ class Service(ABC):
 
     @abstractmethod
     def piece(self, token: int) -> bytes:
-        """The bytes that one token stands for; they may be part of a character."""
+        """The bytes of one token; they may be part of a character."""
 
     async def special_id(self, marker: str) -> int | None:
-        """The id of a text that is a special token of its own, one that plain text does not show; None for any other."""
+        """The id of `marker` if it is one special token, which decoded text leaves out; None for any other text."""
         ids = await self.encode(marker, add_special=False)
         alone = len(ids) == 1 and not self.decode(ids) and self.decode(ids, skip_special_tokens=False).strip() == marker
         return ids[0] if alone else None
 
     @abstractmethod
     async def check_grammar(self, grammar: Grammar) -> None:
-        """Raises APIError: 400 where the grammar cannot be compiled within the caps, 429 and 503 where none can be compiled
+        """Raises APIError: 400 if the grammar cannot be compiled within the limits, 429 and 503 if no grammar can be compiled
         now."""
 
     @abstractmethod
     def check_room(self, choices: int) -> None:
-        """Raises APIError where `submit` would now refuse a request of so many choices, whatever it asks: 429 when the queue is
-        full, 503 when the server is shutting down. For routes to ask before they prepare texts and grammars in vain."""
+        """Raises APIError if `submit` would now refuse any request with this number of choices: 429 when the queue is full, 503
+        when the server is shutting down. Routes call it before they prepare texts and grammars."""
 
     @abstractmethod
     def submit(self, asks: Many[Ask]) -> AsyncGenerator[tuple[int, Delta], None]:
-        """Run the choices of a request; yields (index of the choice, what a step brought), each choice ending with an `Ending`.
+        """Run the choices of a request; yields (index of the choice, its next delta). The last delta of a choice has an `Ending`.
 
-        Leaving the iteration early (`aclose`) ends them all. Raises APIError: 429 when the queue is full, 503 when the engine
-        fails, the server is shutting down, or the time is up before any choice has a token.
+        Leaving the iteration early (`aclose`) ends all choices. Raises APIError: 429 when the queue is full, 503 when the engine
+        fails, the server is shutting down, or the request times out before any choice has a token.
         """

@@ -1,5 +1,5 @@
-"""Whether a body may be parsed at all: UTF-8, nested no deeper than a parser's stack bears, and with no more objects than the
-event loop, which all requests share, can afford."""
+"""Checks on a request body before it is parsed: it is UTF-8, not nested too deeply for a parser's stack, and has few enough
+objects that parsing it does not block the event loop for long."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from numpy.typing import NDArray
 
 _QUOTE, _BRACE, _BACKSLASH, _U, _D = b'"{\\ud'
 _MOST_OBJECTS = 1 << 14
-"""In one body. Parsing and validating one takes about ten microseconds, on the event loop that all requests share."""
+"""In one body. Parsing and validating one object takes about ten microseconds on the event loop, which all requests share."""
 
 
 def flaw(body: bytes, depth: int) -> str | None:
-    """Why a body cannot be JSON that the server reads, in one sentence; None where it may be.
+    """Why a body is refused before parsing, in one sentence; None if it may be parsed.
 
-    depth: arrays and objects that may be open at once. Its time and memory are a small multiple of the size, whatever the body
-    holds.
+    depth: arrays and objects that may be open at once. Time and memory of this check are a small multiple of the body's size,
+    whatever it contains.
     """
     try:
         body.decode()
     except UnicodeDecodeError as error:
         return f"the body is not UTF-8: byte {error.start} is not part of a character"
     if b"\0" in body:
-        # UTF-16 and UTF-32 have them, which Python's parser would take; what is counted below are bytes of UTF-8
+        # a NUL suggests UTF-16 or UTF-32, which Python's parser would accept; the checks below count bytes of UTF-8
         return "the body is not JSON in UTF-8: it holds a NUL byte"
-    # whatever backslash is left begins an escape, as far from the others as before
+    # every backslash that is left begins an escape; offsets are unchanged
     plain = body.replace(rb"\\", b"..")
     if rb"\u" in plain and _halves(np.frombuffer(plain, np.uint8)):
         return "the body is not Unicode: it holds half of a surrogate pair"
@@ -38,7 +38,7 @@ def flaw(body: bytes, depth: int) -> str | None:
 
 
 def _halves(data: NDArray[np.uint8]) -> bool:
-    """Whether an escape names a high surrogate that no low one follows, or a low one that follows no high one."""
+    """Whether an escape is an unpaired surrogate: a high one with no low one after it, or a low one with no high one before."""
     at = np.flatnonzero((data[:-3] == _BACKSLASH) & (data[1:-2] == _U) & (data[2:-1] | 32 == _D))
     digit = data[at + 3] | 32
     high, low = np.isin(digit, list(b"89ab")), np.isin(digit, list(b"cdef"))

@@ -1,4 +1,4 @@
-"""Choices of a request as they come in: what each has said so far, and what all of them add up to."""
+"""Choices of a request as they are generated: the output of each so far, and the usage over all of them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from paceline.serve.thoughts import ThoughtTokens
 
 @dataclass
 class Answer:
-    """One choice, grown by the deltas of its steps. thought: counts what was thought of it, where it may begin so."""
+    """One choice, accumulated from its deltas. thought: counts its thought tokens; None if it cannot contain a thought."""
 
     text: str = ""
     tokens: list[int] = field(default_factory=list)
@@ -25,7 +25,7 @@ class Answer:
     thought: ThoughtTokens | None = None
 
     def add(self, delta: Delta) -> None:
-        """Raises APIError where the engine gave the choice up: 500 where it cannot be answered, 503 where it may be later."""
+        """Raises APIError if the engine gave up the choice: 500 after an error, 503 if a retry may succeed."""
         self.text += delta.text
         self.tokens += delta.tokens
         if self.thought is not None:
@@ -39,7 +39,7 @@ class Answer:
             raise APIError(503, "the server gave this request up before it was answered", code="aborted", retry_after_s=1)
 
     def forget_logprobs(self) -> None:
-        """Once a stream has told them: they take half a kilobyte each, and nobody asks again."""
+        """Called once a stream has sent them: each takes half a kilobyte and is not needed again."""
         self.logprobs, self.prompt_logprobs = [], None
 
     @property
@@ -50,7 +50,7 @@ class Answer:
 
     @property
     def finish_reason(self) -> str:
-        """ "stop" or "length", the names OpenAI knows; a timeout cuts the length, and `stop_reason` says that it did."""
+        """ "stop" or "length", OpenAI's names; a timeout counts as "length", and `stop_reason` is then "timeout"."""
         return "stop" if self.ending.reason == "stop" else "length"
 
     @property
@@ -60,7 +60,7 @@ class Answer:
 
 
 async def collected(service: Service, asks: Many[Ask], answers: Many[Answer]) -> None:
-    """All choices, whole. answers: to grow, one for each. Raises APIError as `Service.submit` does."""
+    """Run all choices to their ends. answers: one per ask, filled here. Raises APIError as `Service.submit` and `Answer` do."""
     async with aclosing(service.submit(asks)) as deltas:
         async for choice, delta in deltas:
             answers[choice].add(delta)
@@ -69,10 +69,10 @@ async def collected(service: Service, asks: Many[Ask], answers: Many[Answer]) ->
 
 
 def usage(prompts: Many[int], answers: Many[Answer], predicted: bool) -> dict[str, Any]:
-    """OpenAI's counts. prompts: their lengths in tokens; the choices of each follow one another, equally many for all.
+    """OpenAI's usage. prompts: their lengths in tokens. answers: grouped by prompt, equally many for each.
 
-    Prompts count once, however many choices they have. Tokens of thoughts are part of `completion_tokens`; tokens of a prediction
-    that were drafted in vain are told, and no part of them.
+    A prompt counts once, however many choices it has. Thought tokens are part of `completion_tokens`; rejected tokens of a
+    prediction are reported but are not part of it.
     """
     generated = sum(len(answer.tokens) for answer in answers)
     each = len(answers) // len(prompts)

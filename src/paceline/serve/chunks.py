@@ -1,4 +1,4 @@
-"""What all chunks of one stream share, and what its last one adds: usage, and the outcome of speculation."""
+"""Fields that all chunks of a stream share, and those its last chunk adds: usage and speculation metrics."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from paceline.serve.wire.generation import Generation
 
 
 def head(service: Service, kind: str, prefix: str) -> dict[str, Any]:
-    """What an answer and each of its chunks begin with. kind: its `object`. prefix: of its id."""
+    """The first fields of a response and of each of its chunks. kind: the value of `object`. prefix: of the id."""
     return {
         "id": f"{prefix}-{secrets.token_hex(16)}",
         "object": kind,
@@ -26,7 +26,7 @@ def head(service: Service, kind: str, prefix: str) -> dict[str, Any]:
 
 @dataclass
 class Chunks:
-    """Chunks of one stream. prompts: lengths in tokens. answers: grown by the deltas of the stream."""
+    """Chunks of one stream. prompts: lengths in tokens. answers: the caller adds each delta to them."""
 
     service: Service
     fields: Generation
@@ -46,7 +46,7 @@ class Chunks:
         return chunk
 
     def last(self) -> list[dict[str, Any]]:
-        """The usage chunk, where one was asked for."""
+        """The usage chunk, if requested."""
         if not self._usage_wanted:
             return []
         return [{**self.head, "choices": [], "usage": self._usage(), "metrics": self._metrics()}]
@@ -61,7 +61,7 @@ class Chunks:
 
     @property
     def silent_deltas(self) -> bool:
-        """Whether a delta without text is told nevertheless, for what the chunk says beside it."""
+        """Whether a delta without text is sent nevertheless, because its chunk carries usage."""
         return self._usage_wanted and self._continuous
 
     @property

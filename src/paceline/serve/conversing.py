@@ -1,6 +1,6 @@
-"""From a conversation to the one choice that answers it, and to the response that tells it, whole or event by event.
+"""From a conversation to the single choice that answers it, and to its response, whole or streamed.
 
-Whatever can be refused is, before the engine hears of any of it.
+All checks that can refuse a request come before anything is sent to the engine.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from paceline.serve.tools import ToolPlan, behind_thought
 from paceline.serve.wire.generation import Extensions
 
 _LAST = 8
-"""Tokens at the end of a prompt, among which the mark is that opens a thought."""
+"""Tokens at the end of a prompt that are searched for the mark that opens a thought."""
 
 
 async def prompt_of(
@@ -40,7 +40,7 @@ async def prompt_of(
     variables: Mapping[str, Any] | None = None,
 ) -> list[int]:
     """Token ids of a conversation with its tools. messages: as chat templates read them. begun: the last one is continued.
-    variables: as of `Service.chat`.
+    variables: as in `Service.chat`.
 
     Raises APIError (400). param: the field that holds the messages.
     """
@@ -52,10 +52,10 @@ async def prompt_of(
 def thinking_variables(
     service: Service, effort: str | None, param: str, given: Mapping[str, Any] | None = None
 ) -> Mapping[str, Any] | None:
-    """Variables for the chat template where a request says how much the model is to think: templates have two names for it.
+    """Chat template variables that set how much the model thinks; templates use `enable_thinking` or `reasoning_effort`.
 
-    effort: "none", or whatever the model knows; None where nothing is said. param: the field that says it. given: variables of
-    the request, which come first. Raises APIError (400) for an effort that the template has no choice of.
+    effort: "none", or a value for `reasoning_effort`; None if the request sets none. param: the field that sets it. given:
+    variables of the request, which take precedence. Raises APIError (400) if the template has no levels of effort.
     """
     template = service.chat_template or ""
     if effort == "none":
@@ -68,8 +68,8 @@ def thinking_variables(
 
 
 async def with_thought(service: Service, plan: ToolPlan, prompt: Many[int], continued: str | None, param: str) -> ToolPlan:
-    """The plan of an answer, with whether it begins in a thought: where the prompt opens one, or the message that is continued
-    left one open. No thought is expected of any other answer that keeps to a grammar from its first token on.
+    """The plan with `opened` set: the answer begins inside a thought if the prompt opens one, or if the message that is continued
+    left one open. Any other answer that a grammar binds from its first token on has no thought.
 
     continued: text of that message; None for a new one. Raises APIError (400). param: the field that asks for a grammar.
     """
@@ -87,12 +87,12 @@ def _opens_thought(service: Service, prompt: Many[int]) -> bool:
 
 
 def unanswered(service: Service, plan: ToolPlan) -> Answer:
-    """An answer to be, with a count of its thoughts."""
+    """An empty answer, with a counter of thought tokens if the plan expects a thought."""
     return Answer(thought=None if plan.opened is None else ThoughtTokens(plan.opened, service.piece))
 
 
 def params_of(service: Service, settings: Settings, plan: ToolPlan, values: Mapping[str, Any]) -> SamplingParams:
-    """How an answer is drawn that may call tools; its length is for `longest_of`. Raises APIError (400)."""
+    """Sampling parameters of an answer that may call tools; `longest_of` gives its max_tokens. Raises APIError (400)."""
     bound: dict[str, Any] = {"grammar": plan.grammar, "max_tokens": 1}
     if plan.keeps_special:
         bound["skip_special_tokens"] = False
@@ -100,7 +100,7 @@ def params_of(service: Service, settings: Settings, plan: ToolPlan, values: Mapp
 
 
 def longest_of(service: Service, settings: Settings, prompt: Many[int], asked: int | None, param: str) -> int:
-    """Tokens that the answer to a conversation may have: as `answer_tokens`, by default what the context has left."""
+    """Tokens that the answer to a conversation may have (`answer_tokens`); by default the rest of the context."""
     return answer_tokens(service, len(prompt), asked, settings.default_max_tokens, param)
 
 
@@ -114,7 +114,7 @@ async def ask_of(
     longest: int | None,
     param: str,
 ) -> Ask:
-    """The choice that answers a prompt. values: of sampling, as `sampling_params` takes them. longest: tokens asked for.
+    """The ask for the one answer to a prompt. values: sampling, as `sampling_params` takes them. longest: tokens requested.
 
     Raises APIError (400).
     """
@@ -126,9 +126,9 @@ async def ask_of(
 
 
 class Growing(Protocol):
-    """An answer in the form of one API, from its first token to its last. Events have their name under "type".
+    """An answer in the format of one API, from its first token to its last. Events have their name under "type".
 
-    beat: what shows that a stream lives whose first token is long in coming.
+    beat: keep-alive bytes, sent while the first token is awaited.
     """
 
     @property
@@ -146,12 +146,12 @@ class Growing(Protocol):
     def finish(self) -> list[dict[str, Any]]: ...
 
     def fail(self, error: Exception) -> list[dict[str, Any]]:
-        """The last events, where the engine failed after the stream had begun."""
+        """The last events of a stream that fails after it has begun."""
         ...
 
 
 async def answered(service: Service, ask: Ask, growing: Growing, *, streamed: bool) -> Response:
-    """Have the engine answer. Raises APIError where it does not, up to the first token of a stream."""
+    """Have the engine answer. Raises APIError if it fails; once a stream has begun, errors are events instead."""
     if streamed:
         begun = await Begun.of(service.submit([ask]))
         return EventStream(_frames(growing, begun), begun)
@@ -173,7 +173,7 @@ async def _frames(growing: Growing, deltas: Begun[tuple[int, Delta]]) -> AsyncGe
                 yield frame(event, event["type"])
         for event in growing.finish():
             yield frame(event, event["type"])
-    # the status is long sent: what goes wrong now is an event of its own
+    # the status is already sent, so an error becomes an event
     except Exception as error:
         for event in growing.fail(error):
             yield frame(event, event["type"])

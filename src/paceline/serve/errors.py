@@ -1,4 +1,4 @@
-"""Errors a client can be told: a status, one sentence, and the names that OpenAI's clients read."""
+"""Errors that are reported to clients: an HTTP status, one sentence, and OpenAI's names for them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class APIError(Exception):
 
     @property
     def body(self) -> dict[str, Any]:
-        """OpenAI's form."""
+        """In OpenAI's format."""
         return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
 
     @property
@@ -34,8 +34,8 @@ class APIError(Exception):
 
 
 class TooLong(APIError):
-    """400: a prompt is longer than it may be. Clients that then shorten it know that by the words of the API they speak:
-    `message` has those of OpenAI, `anthropics` those of Anthropic. length, most: in units such as tokens."""
+    """400: a prompt is too long. Clients that then shorten it recognize the error by the wording of their API: `message` has
+    OpenAI's, `anthropics` Anthropic's. length, most: in units such as tokens."""
 
     def __init__(self, message: str, param: str, length: int, most: int, unit: str) -> None:
         super().__init__(400, message, param=param, code="context_length_exceeded")
@@ -43,5 +43,5 @@ class TooLong(APIError):
 
 
 def invalid(message: str, param: str | None = None, code: str | None = None) -> APIError:
-    """400: what was asked for cannot be had; the message is one sentence that names it."""
+    """400: the request is invalid or asks for something unsupported; the message is one sentence that says what."""
     return APIError(400, message, param=param, code=code)

@@ -1,4 +1,4 @@
-"""Answers that arrive bit by bit, and clients that leave too soon: server-sent events, and an end to work that nobody reads."""
+"""Server-sent events, and cancellation of work when the client disconnects."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from paceline.serve.written import dumped, pieces
 
 T = TypeVar("T")
 _LINE_ENDS = [(chr(at), f"\\u{at:04x}") for at in (0x85, 0x2028, 0x2029)]
-"""JSON leaves them as they are, and some readers of lines take them for the end of one."""
+"""JSON does not escape them, and some line readers treat them as line ends."""
 _HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 _QUIET_S = 15.0
-"""For which nothing is sent, at most: many proxies give up after 60 s, some sooner."""
+"""Longest time in which nothing is sent: many proxies close a silent connection after 60 s, some sooner."""
 BEAT = b":\n"
-"""A comment, which shows that a stream lives. No blank line ends it: some clients take whatever stands before one for an event
-with data (openai/openai-go issue 556)."""
+"""A comment as keep-alive. No blank line ends it: some clients parse everything before a blank line as an event with data
+(openai/openai-go issue 556)."""
 _MANY = 64
-"""Tokens whose log-probabilities come in one chunk, more than which are those of a prompt."""
+"""A chunk with log-probabilities of more tokens than this has those of a prompt."""
 _logger = logging.getLogger(__name__)
 
 
 async def unless_gone(request: Request, work: Awaitable[T]) -> T:
-    """The result of `work`, which is cancelled, and has ended, once the client disconnects; then APIError (499) is raised.
+    """The result of `work`. If the client disconnects first, `work` is cancelled and awaited, and APIError (499) is raised.
 
-    For handlers that have read the body. The work runs in a task of its own.
+    For handlers that have read the body. The work runs in a separate task.
     """
     task, gone = asyncio.ensure_future(work), asyncio.ensure_future(_disconnected(request))
     try:
@@ -52,8 +52,8 @@ async def _disconnected(request: Request) -> None:
 
 
 class Begun(Generic[T]):
-    """What an asynchronous generator yields, the first item already awaited: before it, an error still has its HTTP status. But
-    not for longer than proxies and load balancers wait for a first byte."""
+    """The items of an asynchronous generator, the first one already awaited, so that an error before it can still set the HTTP
+    status. The wait is bounded, since proxies and load balancers time out without a first byte."""
 
     def __init__(self, source: AsyncGenerator[T, None]) -> None:
         self._source = source
@@ -61,7 +61,7 @@ class Begun(Generic[T]):
 
     @classmethod
     async def of(cls, source: AsyncGenerator[T, None]) -> Begun[T]:
-        """Raises what the generator raises within that time, and then is closed."""
+        """Raises what the generator raises within that time, after closing it."""
         begun = cls(source)
         try:
             if await begun.came() and begun._first is not None and (error := begun._first.exception()):
@@ -72,7 +72,7 @@ class Begun(Generic[T]):
         return begun
 
     async def came(self) -> bool:
-        """Whether the first item, or an error in its place, is there, or comes before a connection was silent for too long."""
+        """Wait for the first item or an error, at most `_QUIET_S`; whether one has come."""
         return self._first is None or bool((await asyncio.wait({self._first}, timeout=_QUIET_S))[0])
 
     def __aiter__(self) -> Begun[T]:
@@ -99,7 +99,7 @@ async def _first(source: AsyncGenerator[T, None]) -> T:
 
 
 class EventStream(StreamingResponse):
-    """Server-sent events. Whichever way the response ends, `frames` and then `source` are closed before it has."""
+    """Server-sent events. However the response ends, `frames` and then `source` are closed before it returns."""
 
     def __init__(self, frames: AsyncGenerator[bytes, None], source: Begun[Any]) -> None:
         super().__init__(frames, media_type="text/event-stream", headers=_HEADERS)
@@ -109,7 +109,7 @@ class EventStream(StreamingResponse):
         try:
             await super().__call__(scope, receive, send)
         finally:
-            # closing goes on even where whoever awaits it is cancelled once more
+            # closing continues even if the task that awaits it is cancelled again
             await asyncio.shield(asyncio.ensure_future(self._close()))
 
     async def _close(self) -> None:
@@ -120,15 +120,15 @@ class EventStream(StreamingResponse):
 async def beating(
     frames: AsyncGenerator[bytes, None], source: Begun[Any], nothing: Mapping[str, Any]
 ) -> AsyncGenerator[bytes, None]:
-    """The frames, and comments as long as there is nothing for them: whoever passes them on knows that the connection lives.
-    nothing: an event that says nothing."""
+    """The frames, preceded by keep-alive comments while the first item of `source` is awaited. nothing: an event without content,
+    sent after the comments."""
     async with aclosing(frames):
         waited = False
         while not await source.came():
             waited = True
             yield BEAT
         if waited:
-            # some readers look for "data:" where a paragraph begins, and not behind a comment: this is what they miss
+            # some readers expect "data:" at the start of a block and skip a block that begins with a comment: let them skip this
             yield frame(nothing)
         async for one in frames:
             yield one
@@ -147,12 +147,12 @@ def _framed(text: str, event: str | None = None) -> bytes:
 
 
 async def openai_frames(chunks: AsyncGenerator[dict[str, Any], None]) -> AsyncGenerator[bytes, None]:
-    """Chunks as events, then [DONE]. What goes wrong in between is an event of its own, since the status is long sent."""
+    """Chunks as events, then [DONE]. An error in between becomes an event, since the status is already sent."""
     async with aclosing(chunks):
         try:
             async for chunk in chunks:
                 if _tells_prompt(chunk):
-                    # one entry for each of its tokens takes seconds, for which other streams do not wait
+                    # serializing an entry per prompt token takes seconds, which must not block other streams
                     yield await asyncio.to_thread(lambda whole=chunk: _framed("".join(pieces(whole))))
                 else:
                     yield frame(chunk)
@@ -162,13 +162,13 @@ async def openai_frames(chunks: AsyncGenerator[dict[str, Any], None]) -> AsyncGe
 
 
 def _tells_prompt(chunk: Mapping[str, Any]) -> bool:
-    """Whether log-probabilities of a prompt are in it."""
+    """Whether a chunk has log-probabilities of a prompt."""
     held = [chunk, *chunk.get("choices", ())]
     return any(one.get("prompt_logprobs") or len((one.get("logprobs") or {}).get("tokens", ())) > _MANY for one in held)
 
 
 def api_error(error: Exception) -> APIError:
-    """An error for the client; one that is none of ours is logged, and the client learns only that there was one."""
+    """The error as it is reported to the client; an unexpected one is logged and reported without details."""
     if isinstance(error, APIError):
         return error
     _logger.error("a stream failed", exc_info=error)

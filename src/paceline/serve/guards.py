@@ -1,4 +1,4 @@
-"""Guards: what a request must pass before a route sees it. Plain ASGI, which leaves streams and disconnects as they are."""
+"""Guards: checks of a request before a route sees it. Plain ASGI middleware, which leaves streams and disconnects as they are."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from paceline.serve.turns import holds_little
 
 OPEN_PATHS = frozenset({"/", "/docs", "/health", "/favicon.ico"})
 OPEN_FOLDER = "/page/"
-"""The pages must load before anyone can type a key into them; it holds nothing but their own files."""
+"""The pages must load before a user can enter a key; this folder has only the pages' own files."""
 _MOST_HEADERS = 100
 _QUOTED_CHARS = 100
 _ASIDE_BYTES = 1 << 16
-"""Bodies from this size are looked at in a thread, and take room until they are answered: of smaller ones, all that may be in
-flight come to little."""
+"""Bodies from this size on are checked in a thread, and count towards `Room` until they are answered. All smaller ones that may
+be in flight need little memory together."""
 _BODIES_AT_ONCE = 16
 _LONGEST_LENGTH = 12
-"""Digits of a Content-Length that are worth reading."""
+"""Most digits of a Content-Length; a longer one is refused without parsing it."""
 
 
 def guarded(app: FastAPI, settings: Settings, observer: Observer | None = None) -> ASGIApp:
-    """The application behind all guards. observer: told of every answer's status."""
+    """The application behind all guards. observer: called with the status of every response."""
     app.add_exception_handler(Exception, failed)
     inner: ASGIApp = Caught(Heads(Locked(Bodies(app, settings), settings), settings))
     if settings.cors_origins:
@@ -42,7 +42,7 @@ def guarded(app: FastAPI, settings: Settings, observer: Observer | None = None) 
             allow_origins=settings.cors_origins,
             allow_methods=["GET", "POST"],
             allow_headers=["*"],
-            # asked for where a page of the internet calls a server of a private network
+            # browsers ask for this when a public page calls a server in a private network
             allow_private_network=True,
             expose_headers=["X-Request-Id", "Retry-After"],
         )
@@ -50,11 +50,11 @@ def guarded(app: FastAPI, settings: Settings, observer: Observer | None = None) 
 
 
 class Heads:
-    """The head of a request: its size, the name it was sent to, and the page it was sent from."""
+    """Checks the head of a request: its size, Host and Origin."""
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
         self._app, self._max_bytes, self._hosts = app, settings.max_header_bytes, settings.hosts
-        # without a key, any page a browser shows could call; with one, none can that does not know it
+        # without API keys any page in a browser could call this server; with keys only pages that have one can
         self._origins = None if settings.keys or "*" in settings.cors_origins else frozenset(settings.cors_origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -68,7 +68,7 @@ class Heads:
         if len(headers) > _MOST_HEADERS or sum(len(name) + len(value) + 4 for name, value in headers) + target > self._max_bytes:
             raise APIError(431, f"the head of the request is larger than {self._max_bytes} bytes or {_MOST_HEADERS} headers")
         host = _only(headers, b"host").lower()
-        # browsers always name a host, health checks in HTTP/1.0 do not
+        # browsers always send Host, health checks in HTTP/1.0 do not
         named = host or any(name == b"host" for name, _ in headers)
         if self._hosts is not None and named and _name(host) not in self._hosts:
             raise APIError(403, f"the host '{_quoted(host)}' is not served here: --allowed-host adds it", code="host_not_allowed")
@@ -78,7 +78,7 @@ class Heads:
 
 
 class Locked:
-    """API keys, on every route but the pages' files and /health."""
+    """Checks the API key on every route except the pages' files and /health."""
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
         self._app, self._keys = app, Keys(settings.keys)
@@ -98,15 +98,15 @@ def _open(scope: Scope) -> bool:
 
 
 class Room:
-    """Bytes of large bodies, by API key, within a bound. As in the queue, one key must not take all of it: beyond the bound, and
-    up to twice as much in all, others are taken that have less than their share. Small bodies need no room."""
+    """Bounds the bytes of large bodies, counted by API key. As in the queue, one key must not use all of it: beyond the bound, up
+    to twice as much, bodies of keys that hold less than their share are still accepted. Small bodies are not counted."""
 
     def __init__(self, most: int) -> None:
         self._most, self.taken = most, Counter[int | None]()
 
     @contextmanager
     def entered(self) -> Iterator[Callable[[int], None]]:
-        """While one body is held. Yields what is to be told how large it is by now; it raises APIError where there is no room."""
+        """While one body is held. Yields a function to call with its size so far, which raises APIError if there is no room."""
         key, own = record().key, 0
 
         def grown(size: int) -> None:
@@ -124,15 +124,15 @@ class Room:
         finally:
             self.taken[key] -= own
             if not self.taken[key]:
-                # who holds nothing has no share
+                # `holds_little` divides the bound among the keys that hold something
                 del self.taken[key]
 
 
 class Bodies:
-    """Reads bodies whole, within a size, a time and a sum over all requests, and looks at them before any parser does.
+    """Reads bodies whole, with limits on size, time and the sum over all requests, and checks them before they are parsed.
 
-    arriving, kept: room of those that are being read, and of those whose answer has not ended: they are held as long, raw and
-    parsed.
+    arriving, kept: bytes of bodies that are being read, and of bodies whose response has not ended, which stay in memory until
+    then, raw and parsed.
     """
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
@@ -173,7 +173,7 @@ class Bodies:
         return flaw(body, depth) if len(body) < _ASIDE_BYTES else await asyncio.to_thread(flaw, body, depth)
 
     async def _read(self, receive: Receive, grown: Callable[[int], None]) -> bytes | None:
-        """The body; None where the client left. grown: told how much of it has come."""
+        """The body; None if the client disconnected. grown: called with the bytes received so far."""
         parts, size = list[bytes](), 0
         try:
             async with asyncio.timeout(self._settings.body_timeout_s):
@@ -194,7 +194,7 @@ class Bodies:
 
 
 def _only(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> str:
-    """The value of a header; empty where it is missing or comes several times."""
+    """The value of a header; empty if it is missing or repeated."""
     values = [value for key, value in headers if key == name]
     return values[0].decode("latin-1").strip() if len(values) == 1 else ""
 

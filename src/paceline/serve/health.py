@@ -20,7 +20,7 @@ class Health(BaseModel):
 
 
 def router(state: Callable[[], State]) -> APIRouter:
-    """state: how things stand now."""
+    """state: returns the server's current state."""
     routes = APIRouter(tags=["operations"])
 
     @routes.head("/health", include_in_schema=False)

@@ -1,4 +1,4 @@
-"""API keys: whether what a client shows is one of them, in a time that says nothing about how near it came."""
+"""API keys, compared in constant time: how long it takes does not depend on how much of a wrong key matches."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hmac import compare_digest
 
 
 class Keys:
-    """A fixed set of keys. Digests are compared, so that lengths are equal; each is compared, so that places take equal time."""
+    """A fixed set of keys. Digests are compared, so lengths are equal; all are, so time does not depend on which one matches."""
 
     def __init__(self, keys: Iterable[bytes]) -> None:
         self._salt = secrets.token_bytes(32)
@@ -22,7 +22,7 @@ class Keys:
         return blake2b(key, key=self._salt, digest_size=32).digest()
 
     def which(self, shown: bytes) -> int | None:
-        """The place of the key that was shown; None for none of them."""
+        """The index of the key that was sent; None if it is not in the set."""
         digest, found = self._digest(shown), None
         for place, known in enumerate(self._digests):
             if compare_digest(known, digest):
@@ -31,7 +31,7 @@ class Keys:
 
 
 def shown_key(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """What `Authorization: Bearer` (OpenAI's clients) or `x-api-key` (Anthropic's) holds; empty for neither.
+    """The key in `Authorization: Bearer` (OpenAI's clients) or `x-api-key` (Anthropic's); empty without either.
 
     headers: names in lower case.
     """

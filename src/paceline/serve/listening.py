@@ -1,4 +1,4 @@
-"""Listening: the port is had before the model is loaded, and given back on every way out."""
+"""Listening: the port is bound before the model is loaded, and released however the server ends."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from contextlib import ExitStack, contextmanager
 from paceline.serve.settings import SettingsError
 
 _NOT_HERE = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
-"""What binding an address that this machine does not have fails with."""
+"""Errors of binding an address that this machine does not have."""
 
 
 @contextmanager
 def bound(host: str, port: int) -> Generator[list[socket.socket], None, None]:
     """Sockets bound to every address of a host that this machine has, closed at the end. port: 0 for any free one.
 
-    They do not listen yet: until the model is loaded, clients and health checks are refused, and not left waiting.
-    Raises SettingsError where the host is unknown, is not this machine, or the port is not to be had.
+    They do not listen yet: until the model is loaded, clients and health checks are refused instead of waiting.
+    Raises SettingsError if the host is unknown or not this machine, or the port cannot be bound.
     """
     with ExitStack() as stack:
         try:
             sockets = _bound(host, port, stack)
-        # a name that cannot be written as one of the DNS is a ValueError
+        # a name that cannot be encoded as a DNS name raises ValueError
         except (OSError, ValueError) as error:
             raise _refused(host, port, error) from None
         yield sockets
 
 
 def listen(sockets: Sequence[socket.socket], host: str, port: int) -> None:
-    """Take the port: of several servers that have bound it while they load, it is the first's that listens.
+    """Take the port: of several servers that bound it while loading, the first to listen gets it.
 
-    host, port: what the sockets were bound to. Raises SettingsError for all the others.
+    host, port: what the sockets were bound to. Raises SettingsError in all other servers.
     """
     try:
         for one in sockets:
@@ -42,21 +42,21 @@ def listen(sockets: Sequence[socket.socket], host: str, port: int) -> None:
 
 
 def _bound(host: str, port: int, stack: ExitStack) -> list[socket.socket]:
-    """As asyncio does it for a host and a port; uvicorn's own ends the process. Raises OSError, ValueError."""
+    """Binds as asyncio does for a host and a port; uvicorn's own code exits on errors. Raises OSError, ValueError."""
     found, missing = list[socket.socket](), OSError(errno.EADDRNOTAVAIL, "no address")
     for family, kind, protocol, _, address in dict.fromkeys(
         socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     ):
         try:
             one = stack.enter_context(socket.socket(family, kind, protocol))
-            # a port that the last server has just left is free
+            # a port that another server has just released can be bound at once
             one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if family == socket.AF_INET6:
-                # else "::" would take IPv4's port too
+                # otherwise "::" would bind the port for IPv4 too
                 one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
             one.bind(address)
         except OSError as error:
-            # "localhost" is an address of IPv6 too, also where there is no IPv6
+            # "localhost" resolves to an IPv6 address even on machines without IPv6
             if error.errno not in _NOT_HERE:
                 raise
             missing = error

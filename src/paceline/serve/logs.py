@@ -1,4 +1,4 @@
-"""Logs: one line per event, for people or as JSON, from this server and uvicorn alike. Texts of requests stay out of them."""
+"""Logs: one line per event, for people or as JSON, from this server and uvicorn alike. Request texts only with `log_prompts`."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def configure(settings: Settings, stream: TextIO | None = None) -> None:
         logger.handlers.clear()
         logger.propagate = True
         logger.setLevel(settings.log_level.upper())
-    # uvicorn sets the levels of its own children, and whoever ran one in this process before has left them so
+    # uvicorn sets the levels of these loggers; an earlier server in this process may have left them set
     for name in ("uvicorn.error", "uvicorn.access", "uvicorn.asgi"):
         logging.getLogger(name).setLevel(logging.NOTSET)
 
 
 class _Formatter(logging.Formatter):
-    """messages: whether what exceptions say is shown; it may quote the texts of a request."""
+    """messages: whether exception messages are shown; they may quote request texts."""
 
     def __init__(self, messages: bool) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class _Formatter(logging.Formatter):
         return getattr(record, "fields", {})
 
     def trace(self, record: logging.LogRecord) -> str:
-        """Where an exception came from, and what led to it; empty where there was none."""
+        """The traceback of an exception and of its causes; empty without an exception."""
         error = record.exc_info[1] if record.exc_info else None
         if error is None:
             return ""

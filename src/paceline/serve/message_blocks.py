@@ -1,4 +1,4 @@
-"""The blocks of a message in Anthropic's form as they grow, and the events that tell of it."""
+"""The content blocks of a message in Anthropic's format, built incrementally, and the stream events for them."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from paceline.serve.tool_parsing import Arguments, CallBegun, CallEnded, Event, 
 
 
 class Blocks:
-    """`content` of one message. Every method returns events of its stream."""
+    """`content` of one message. Its methods return events of the stream."""
 
     def __init__(self) -> None:
         self._blocks: list[dict[str, Any]] = []
         self._arguments: dict[int, str] = {}
         self._open = False
         self.called = False
-        """Whether there are calls, and the last of them is whole."""
+        """Whether there are calls and the last one is complete."""
 
     @property
     def content(self) -> list[dict[str, Any]]:
-        """All that is whole: a call that was cut off has no arguments that anyone should run it with, and is left out."""
+        """All complete blocks: a call that was cut off is left out, since its arguments must not be used."""
         whole = [
             {**block, "input": read} if block["type"] == "tool_use" else block
             for at, block in enumerate(self._blocks)
@@ -30,7 +30,7 @@ class Blocks:
         return [block for block in whole if block["type"] != "text" or block["text"]]
 
     def add(self, events: Iterable[Event]) -> list[dict[str, Any]]:
-        """What a step brought."""
+        """Add the events of a step."""
         emitted: list[dict[str, Any]] = []
         for event in events:
             if isinstance(event, CallBegun):
@@ -51,8 +51,8 @@ class Blocks:
         return emitted
 
     def _grown(self, kind: str, text: str, more: dict[str, Any]) -> list[dict[str, Any]]:
-        """More of a text or a thought. kind: of block, of which only the first is followed by another without a call between.
-        more: what else is in such a block."""
+        """Append to a text or a thought. kind: type of the block; a block of the other kind is closed first. more: further fields
+        of a new block."""
         emitted: list[dict[str, Any]] = []
         if self._open and self._blocks[-1]["type"] != kind:
             emitted += self.close()
@@ -62,7 +62,7 @@ class Blocks:
         return [*emitted, self._delta({"type": f"{kind}_delta", kind: text})]
 
     def close(self) -> list[dict[str, Any]]:
-        """The open block, if any, is done."""
+        """Close the open block, if any."""
         emitted = [{"type": "content_block_stop", "index": len(self._blocks) - 1}] if self._open else []
         self._open = False
         return emitted
@@ -77,7 +77,7 @@ class Blocks:
 
 
 def _object(text: str) -> dict[str, Any] | None:
-    """Arguments that are whole, as JSON that UTF-8 can write: an escape may name half of a surrogate pair."""
+    """The arguments of a complete call, without unpaired surrogates (UTF-8 cannot encode them); None if they are not JSON."""
     try:
         read = json.loads(text)
         return json.loads(json.dumps(read, ensure_ascii=False).encode("utf-8", "replace"))

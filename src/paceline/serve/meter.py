@@ -1,4 +1,4 @@
-"""Meter: what is counted while requests run. Plain additions; names and text are made when somebody asks (`metrics`)."""
+"""Meter: counters of running requests. Plain additions; names and text are made when metrics are read (`metrics`)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from paceline.serve.pipe import Stats
 from paceline.serve.recording import record
 
 REASONS = ("stop", "length", "abort", "timeout", "error")
-"""How a choice can end; "error" where the engine failed or refused it."""
+"""How a choice can end; "error" if the engine failed or refused it."""
 _SUMS = (
     "steps",
     "rows",
@@ -30,7 +30,7 @@ _SUMS = (
     "prefix_hits",
 )
 _STANDINGS = ("running", "waiting", "running_tokens", "held_tokens", "cache_tokens")
-"""Of `Stats`, beside the two that are counted by name."""
+"""Fields of `Stats` that are replaced by each report; those in `_SUMS` are summed."""
 _DEEPEST = 64
 _MOST_SOURCES = 64
 _OTHER = "other"
@@ -53,9 +53,9 @@ class Histogram:
 
 
 class Meter:
-    """Sums since the server began, one per choice of a request where a choice is what is meant.
+    """Sums since the server started, over choices or HTTP responses.
 
-    engine: sums of all reports, and the standing of the last.
+    engine: sums over all reports, and the current values of the last.
     """
 
     def __init__(self) -> None:
@@ -65,7 +65,7 @@ class Meter:
         self.ended = Counter[str](dict.fromkeys(REASONS, 0))
         self.prompt_tokens = self.generation_tokens = self.decoding_steps = 0
         self.generation_s, self.timed_tokens = 0.0, 0
-        """From first to last tokens of choices that ended, and the tokens that came in it."""
+        """Seconds from first to last tokens of choices that ended, and the tokens after the first ones."""
         self.ttft_s, self.queue_s = Histogram(_WAIT_S), Histogram(_WAIT_S)
         self.token_gap_s, self.time_per_token_s = Histogram(_STEP_S), Histogram(_STEP_S)
         self.whole_s = Histogram(_WHOLE_S)
@@ -75,23 +75,23 @@ class Meter:
 
     @property
     def tau(self) -> float:
-        """Mean tokens per decoding step, over the last choices that ended; 0 before any has."""
+        """Mean tokens per decoding step, over the last choices that ended; 0 if none has."""
         return sum(tokens for tokens, _ in self._recent) / max(sum(steps for _, steps in self._recent), 1)
 
     def responded(self, status: int) -> None:
         self.responses[status] += 1
 
     def queued(self, seconds: float) -> None:
-        """A choice was taken up by the engine after so long."""
+        """Note that the engine started a choice after `seconds` in the queue."""
         self.queue_s.observe(seconds)
 
     def engine_restarted(self) -> None:
-        """What was running and waiting is gone."""
+        """Note a restart: all running and waiting sequences are lost."""
         self.restarts += 1
         self.engine.running = self.engine.waiting = self.engine.running_tokens = self.engine.held_tokens = 0
 
     def step(self, stats: Stats) -> None:
-        """Add what the engine did since its last report."""
+        """Add a report of the engine."""
         total = self.engine
         for name in _SUMS:
             setattr(total, name, getattr(total, name) + getattr(stats, name))
@@ -111,9 +111,9 @@ class Meter:
     async def watched(
         self, asks: Many[Ask], answered: Callable[[Many[Choice]], AsyncGenerator[tuple[int, Delta], None]]
     ) -> AsyncGenerator[tuple[int, Delta], None]:
-        """What `answered` yields, which tells the choices that it is given of each delta as it arrives, and is closed with it.
+        """The items of `answered`, which gets a `Choice` per ask and reports each delta to it on arrival; closed with this one.
 
-        A request that is refused before anything came of it counts among the answers by status alone.
+        A request that is refused before any output counts only among the responses, by status.
         """
         choices = [Choice(self, len(ask.prompt)) for ask in asks]
         reason = "abort"
@@ -137,7 +137,7 @@ class Meter:
 
 
 class Choice:
-    """One choice from when its request began, its text not yet read, to its end."""
+    """One choice, from the beginning of its request to its end."""
 
     def __init__(self, meter: Meter, prompt_tokens: int) -> None:
         self._meter, self._record, self._prompt_tokens = meter, record(), prompt_tokens
@@ -161,8 +161,8 @@ class Choice:
             self.ended(delta.ending.reason, delta.ending)
 
     def tokens(self, count: int) -> None:
-        """Tokens of one step arrived; the first say that the prompt was read. A step's time is shared among its tokens: the gap
-        is what a token took."""
+        """Count the tokens of one step; the first ones mean that the prompt was processed. A gap is the time since the last step
+        divided by the step's tokens."""
         now, meter = perf_counter(), self._meter
         if self._tokens:
             meter.token_gap_s.observe((now - self._last_s) / count, count)
@@ -177,7 +177,7 @@ class Choice:
         meter.generation_tokens += count
 
     def ended(self, reason: str, ending: Ending | None = None) -> None:
-        """A no-op for one that ended."""
+        """Note the end; a no-op after the first call."""
         if self._over:
             return
         if not self.begun:

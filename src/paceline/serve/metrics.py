@@ -1,4 +1,4 @@
-"""GET /metrics: what the meter counted, under the names that vLLM's and llama.cpp's tools read, and under our own.
+"""GET /metrics: the meter's counts under the names that vLLM's and llama.cpp's tools read, and under our own.
 
 Source: the names that vLLM's own benchmark and its dashboards read (vllm/v1/metrics, vllm/v1/spec_decode/metrics), and those of
 llama.cpp's server (tools/server/README.md; pull request 26389 for speculation).
@@ -22,7 +22,7 @@ Labels = Mapping[str, str]
 
 
 class Exposition(Collector):
-    """Makes metric families of a meter. model: its label on vLLM's names, `model_name`."""
+    """The metric families of a meter. model: value of the label `model_name` on vLLM's metrics."""
 
     def __init__(self, meter: Meter, model: str) -> None:
         self._meter = meter
@@ -111,14 +111,14 @@ def _gauge(name: str, text: str, value: float, labels: Labels | None = None) -> 
 
 
 def _counter(name: str, text: str, value: float, labels: Labels | None = None) -> Metric:
-    """Its sample ends in `_total`."""
+    """A counter; the name of its sample ends in `_total`."""
     family = CounterMetricFamily(name, text, labels=list(labels or ()))
     family.add_metric(list((labels or {}).values()), value)
     return family
 
 
 def _by(name: str, text: str, label: str, values: Mapping[str, float], labels: Labels | None = None) -> Metric:
-    """A counter with one more label."""
+    """A counter with an additional label."""
     family = CounterMetricFamily(name, text, labels=[*(labels or ()), label])
     for key, value in values.items():
         family.add_metric([*(labels or {}).values(), key], value)
@@ -142,7 +142,7 @@ def router(meter: Meter, model: str) -> APIRouter:
 
     @routes.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}})
     async def metrics(request: Request) -> Response:
-        # not by the library's choice: in OpenMetrics it would turn the colon of vllm: into an underscore
+        # the library's own choice of format would turn the colon of vllm: into an underscore in OpenMetrics
         if "application/openmetrics-text" in request.headers.get("accept", ""):
             text, kind = openmetrics.generate_latest(registry, openmetrics.ALLOWUTF8), openmetrics.CONTENT_TYPE_LATEST
         else:

@@ -1,4 +1,4 @@
-"""The pipe between the server and its engine: one JSON object a line, checked on both sides; nothing is ever unpickled."""
+"""The pipe between the server and its engine: one JSON object per line, validated on both sides; nothing is unpickled."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from paceline.logprobs import TokenLogprobs
 from paceline.serve.asking import Ask, Delta
 
 LONGEST_LINE_BYTES = 64 << 20
-"""Of news: whoever sent a longer line is taken to have failed."""
+"""Longest line of news: an engine that sends a longer one counts as failed."""
 _TOKEN_BYTES, _LIKELY_BYTES = 83, 38
-"""Of one `TokenLogprobs` at most, without and per likeliest token beside it: ids of 10 digits, numbers of 24 characters."""
+"""Most bytes of one `TokenLogprobs`: the token itself, and each likeliest token. Ids have 10 digits, numbers 24 characters."""
 _REST_BYTES = 1 << 20
-"""What else one delta may take."""
+"""Most bytes of the rest of a delta."""
 _MOST_LOGPROBS = 1 << 22
-"""Log-probabilities that the answers of one request may have: half a kilobyte each, while it is written."""
+"""Most log-probabilities in the answers of one request: each takes half a kilobyte while the response is written."""
 _PART_TOKENS = 256
-"""Of a prompt, in one line: with 20 others each they take 10 ms to read, and all that time no other thread runs."""
+"""Prompt tokens in one line: with 20 others each they take 10 ms to parse, during which no other thread runs."""
 
 
 @dataclass(frozen=True)
 class Order:
-    """From the server: run this ask under this number, or, without one, end what runs under it. late: its time is up, and its
-    ending is still to be told."""
+    """From the server: run this ask under this number, or, without an ask, end the one with this number. late: it timed out, and
+    its ending is still to be sent."""
 
     number: int
     ask: Ask | None = None
@@ -35,7 +35,7 @@ class Order:
 
 @dataclass(frozen=True)
 class Ready:
-    """What the engine turned out to be, once it is loaded; see `Service`."""
+    """Properties of the engine, sent once it is loaded; see `Service`."""
 
     context_length: int
     vocab_size: int
@@ -49,12 +49,12 @@ class Ready:
 
 @dataclass
 class Stats:
-    """What the engine did since it last told, and how it stands now.
+    """The engine's work since its last report, and its current state.
 
-    Sums: steps, rows of forwards, sequences in them, candidates drafted and accepted (by depth, by source; drafts: steps of
-    sequences that drafted anything), seconds, preemptions, prompt tokens asked for and found in the cache. queued_s: what each
-    waited that began meanwhile. Now: sequences running and waiting, tokens of those running, tokens held with texts that
-    ended, which make room when it is needed, and how many fit.
+    Sums: steps, rows of forward passes, sequences in them, candidates drafted and accepted (by depth, by source; drafts: steps of
+    sequences with a draft), seconds, preemptions, prompt tokens looked up and found in the cache. queued_s: time in the queue of
+    each sequence started since then. Current: sequences running and waiting, tokens of the running ones; held_tokens: these and
+    the tokens of ended texts, which are evicted on demand; cache_tokens: how many fit.
     """
 
     steps: int = 0
@@ -81,8 +81,8 @@ class Stats:
 
 @dataclass(frozen=True)
 class News:
-    """From the engine. deltas, refused, busy: by number; a refusal is one sentence, for good or for now. prompts: by number,
-    part of the `prompt_logprobs` of a delta that is still to come. failure: why the engine ends, for everyone."""
+    """From the engine. deltas, refused, busy: by number; refused (permanently) and busy (for now) hold one sentence. prompts: by
+    number, part of the `prompt_logprobs` of a delta that is still to come. failure: why the engine ends, failing all asks."""
 
     # log-probabilities may be infinite
     __pydantic_config__: ClassVar = ConfigDict(ser_json_inf_nan="constants")
@@ -97,7 +97,7 @@ class News:
 
 
 def parted(news: News) -> Iterator[News]:
-    """In as many lines as it takes: what deltas tell of prompts goes before them in parts, between which the server is free."""
+    """News as several lines: the `prompt_logprobs` of deltas go first, in parts, so that the server can work in between."""
     deltas = {}
     for number, delta in news.deltas.items():
         entries = delta.prompt_logprobs or ()
@@ -108,8 +108,8 @@ def parted(news: News) -> Iterator[News]:
 
 
 def untellable(*asks: Ask) -> str | None:
-    """Why what is asked of probabilities is too much, in one sentence; None where it is not. Choices of one request are held
-    together until the last has ended; of their prompts they may tell no more than the longest line has room for."""
+    """Why too many log-probabilities are requested, in one sentence; None if they are not too many. All choices of a request are
+    held until the last has ended. Those of their prompts must fit into the longest line together."""
     reported = sum(ask.params.max_tokens * (1 + ask.params.logprobs) for ask in asks if ask.params.logprobs is not None)
     if reported > _MOST_LOGPROBS:
         return f"answers as long as these may be have {reported} log-probabilities, more than {_MOST_LOGPROBS}: lower max_tokens"
@@ -127,7 +127,7 @@ Message = TypeVar("Message")
 
 
 class Line(Generic[Message]):
-    """How one kind of message is written and read. Reading raises ValueError for anything else."""
+    """Serializes and parses one type of message. `read` raises ValueError for anything else."""
 
     def __init__(self, kind: type[Message]) -> None:
         self._adapter = TypeAdapter[Message](kind)

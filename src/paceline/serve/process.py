@@ -1,4 +1,4 @@
-"""The engine's process as the server sees it: started, spoken to, and started again when it dies."""
+"""The engine's process from the server's side: started, sent orders, and restarted when it dies."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from paceline.serve.errors import APIError, invalid
 from paceline.serve.pipe import LONGEST_LINE_BYTES, Line, News, Order, Ready, Stats, untellable
 
 _BACKOFF_S = (0.0, 1.0, 2.0, 5.0, 10.0, 30.0)
-"""Waits before starts in a row that did not get as far as an answer."""
+"""Waits before a restart, by the number of failed runs in a row; a run that sent news after it was ready did not fail."""
 _LEAVE_S = 5.0
-"""What it gets to leave when its input ends, before it is killed."""
+"""Time for the process to exit after its input has ended, before it is killed."""
 _SILENT_S = 300.0
-"""Without a word, though somebody waits for one, after which an answer that did not come in its time says that none will."""
+"""Silence while asks are in flight after which, once a request has timed out, the engine counts as hung."""
 
 log = logging.getLogger("paceline.serve")
 
@@ -34,8 +34,8 @@ class EngineError(PacelineError):
 
 
 class Listener(Protocol):
-    """Who asked for one number: called on the event loop, until the ending or the first failure. key: place of the API key that
-    was shown."""
+    """Receives the deltas of one ask: called on the event loop, until the ending or the first failure. key: index of the
+    request's API key."""
 
     @property
     def key(self) -> int | None: ...
@@ -46,22 +46,22 @@ class Listener(Protocol):
 
 
 class EngineProcess:
-    """One engine behind a pipe. settings: one line of JSON. heard: called with what the engine did. lost: called when it ended.
+    """One engine behind a pipe. settings: one line of JSON. heard: called with its reports. lost: called when it has ended.
 
-    ready: what it is, while it can be asked; None while it starts.
+    ready: its properties; None while it starts and cannot take asks.
     """
 
     def __init__(self, settings: bytes, heard: Callable[[Stats], None], lost: Callable[[], None]) -> None:
         self._settings, self._heard, self._lost = settings, heard, lost
         self._listeners: dict[int, Listener] = {}
         self._prompts: dict[int, list[TokenLogprobs | None]] = {}
-        """By number, what was told of a prompt until its delta comes."""
+        """By number, log-probabilities of a prompt, kept until its delta comes."""
         self._orders, self._news = Line(Order), Line(News)
         self._process: asyncio.subprocess.Process | None = None
         self._task: asyncio.Task[None] | None = None
         self._numbers = 0
         self._owes_since_s = 0.0
-        """When it told something last, or nobody waited for anything."""
+        """When the engine last sent news, or the first ask after an idle time was sent."""
         self._closing = False
         self.ready: Ready | None = None
 
@@ -82,11 +82,11 @@ class EngineProcess:
 
     @property
     def held(self) -> Counter[int | None]:
-        """The same by the API key that was shown."""
+        """The same, by index of the API key."""
         return Counter(listener.key for listener in self._listeners.values())
 
     def ask(self, ask: Ask, listener: Listener) -> int:
-        """Send an ask; its number. Raises APIError: 400 where the answer would not fit the pipe, 503 while there is no engine."""
+        """Send an ask; returns its number. Raises APIError: 400 if the answer would not fit the pipe, 503 without an engine."""
         if sentence := untellable(ask):
             raise invalid(sentence)
         if self.ready is None:
@@ -99,19 +99,19 @@ class EngineProcess:
         return self._numbers
 
     def end(self, number: int) -> None:
-        """End what runs under a number; a no-op for one that ended."""
+        """End the ask with a number; a no-op if it has ended."""
         self._prompts.pop(number, None)
         if self._listeners.pop(number, None) is not None:
             self._send(Order(number))
 
     def expire(self, number: int) -> None:
-        """End what runs under a number; its ending is still told."""
+        """End the ask with a number; its ending is still delivered."""
         if number in self._listeners:
             self._send(Order(number, late=True))
 
     def given_up(self) -> bool:
-        """Asked where somebody was told nothing in time: whether the engine has been silent for so long that it has stopped for
-        good. It is replaced."""
+        """Called when a request timed out without an answer: whether the engine has been silent for so long that it counts as
+        hung. If so it is killed, and replaced."""
         silent = self.ready is not None and self._process is not None and monotonic() - self._owes_since_s > _SILENT_S
         if silent and self._process is not None:
             log.error("the engine has told nothing for %g s; it is ended", _SILENT_S)
@@ -125,7 +125,7 @@ class EngineProcess:
             process.stdin.write(self._orders.write(order))
 
     async def close(self) -> None:
-        """End the process, and with it whatever still runs."""
+        """End the process; asks still in flight fail."""
         self._closing = True
         if self._task is not None:
             self._task.cancel()
@@ -135,10 +135,10 @@ class EngineProcess:
         self._fail_all("the server is shutting down", "shutting_down")
 
     async def _started(self) -> Ready:
-        """Raises EngineError."""
+        """Start the process and wait until it is ready. Raises EngineError."""
         try:
             await self._spawn()
-        # no memory, no process or no file left; asyncio may need a thread of its own to wait for a process
+        # out of memory, processes or files; RuntimeError: asyncio may need a thread to wait for the process
         except (OSError, RuntimeError) as error:
             raise EngineError(f"the engine's process cannot be started: {error}") from None
         news = await self._read()
@@ -150,7 +150,7 @@ class EngineProcess:
         raise EngineError(news.failure if news is not None and news.failure else "the engine ended before it was ready")
 
     async def _spawn(self) -> None:
-        # a session of its own: an interrupt from the terminal is for the server alone
+        # in a new session, so that Ctrl-C in the terminal reaches only the server
         self._process = await asyncio.create_subprocess_exec(
             *command("-m", "paceline.serve.worker"),
             env={**os.environ, **module_paths()},
@@ -173,11 +173,11 @@ class EngineProcess:
         try:
             return self._news.read(line) if line else None
         except ValueError:
-            # half a line: it died while it wrote
+            # half a line: the process died while writing
             return None
 
     async def _kept_running(self) -> None:
-        """Pass the news on; start the engine anew whenever it ends."""
+        """Deliver news; restart the engine whenever it ends."""
         failures = 0
         while True:
             spoke = await self._listened()
@@ -196,7 +196,7 @@ class EngineProcess:
                 log.error("the engine cannot be started: %s", error)
 
     async def _listened(self) -> bool:
-        """Pass the news on until they end; whether there were any."""
+        """Deliver news until it ends; returns whether there was any."""
         if self.ready is None:
             return False
         spoke = False
@@ -213,7 +213,7 @@ class EngineProcess:
                 if number in self._listeners:
                     self._prompts.setdefault(number, []).extend(part)
             if news.prompts:
-                # lines that are there already are read without a pause, and these take their time
+                # buffered lines are read without yielding to the event loop, and these take long to parse
                 await asyncio.sleep(0)
             for number, delta in news.deltas.items():
                 listener = self._listeners.get(number)

@@ -1,4 +1,4 @@
-"""What is known of a request by its end, and one line in the log that tells it: sizes and times, never texts, keys or headers."""
+"""Access log: one line per request with sizes and times, never with keys or headers, nor texts unless they may be logged."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 Observer = Callable[[int], None]
-"""Told the status of every answer."""
+"""Called with the status of every response."""
 
 _SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _QUIET = ("/health", "/metrics")
-"""They are asked every few seconds, by machines."""
+"""Polled every few seconds by monitoring; logged at debug level when they succeed."""
 _UNROUTED_CHARS = 100
 _HEADERS = {
     "X-Content-Type-Options": "nosniff",
@@ -29,15 +29,14 @@ _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
 }
-"""They keep a browser from doing more with an answer than show it; a route's own choice stands."""
+"""They keep a browser from doing more with a response than show it; a route may override them."""
 _log = logging.getLogger("paceline.serve.access")
 
 
 @dataclass
 class Record:
-    """One request. key: place of the API key it showed. choices, steps: what the engine answered, and in how many decoding steps.
-    ttft_s: from the beginning of the request to its first token. reasons: why its choices ended. body: only where it may be
-    logged."""
+    """One request. key: index of its API key. choices: those the engine worked on. steps: their decoding steps. ttft_s: from the
+    beginning of the request to its first token. reasons: why its choices ended. body: only if it may be logged."""
 
     id: str = ""
     begun_s: float = field(default_factory=perf_counter)
@@ -52,7 +51,7 @@ class Record:
     body: bytes | None = None
 
     def fields(self) -> dict[str, Any]:
-        """What a line in the log holds."""
+        """The fields of its line in the log."""
         entry: dict[str, Any] = {"id": self.id, "status": self.status, "duration_s": round(perf_counter() - self.begun_s, 6)}
         if self.key is not None:
             entry["key"] = self.key
@@ -72,17 +71,17 @@ _current: ContextVar[Record] = ContextVar("record")
 
 
 def record() -> Record:
-    """That of the request being answered; one that nobody reads outside of any."""
+    """The record of the current request; outside of a request a new one, which is discarded."""
     return _current.get(None) or Record()
 
 
 def path_of(scope: Scope) -> str:
-    """The path as routes are named, without what a proxy put in front of it."""
+    """The path as routes name it, without a proxy's prefix (root_path)."""
     return scope["path"].removeprefix(scope.get("root_path", ""))
 
 
 class Recorded:
-    """Around everything: gives each request an id, its answer the headers every answer has, and the log its line."""
+    """Outermost middleware: gives each request an id, sets the common response headers, and writes the access log."""
 
     def __init__(self, app: ASGIApp, observer: Observer | None) -> None:
         self._app, self._observer = app, observer

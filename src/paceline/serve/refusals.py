@@ -1,4 +1,4 @@
-"""How an error is told to a client, in the form of the API it speaks, and what becomes of errors nobody expected."""
+"""Error responses in the format of the client's API, and the handling of unexpected exceptions."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from paceline.serve.recording import path_of
 
 _ANTHROPIC_TYPES = {413: "request_too_large", 503: "overloaded_error"}
 _CLOSING = (408, 431)
-"""Whoever sent half a request is not waited for once more."""
+"""After these statuses the connection closes: the request was not read to its end."""
 _log = logging.getLogger(__name__)
 
 
 def body_of(error: APIError, path: str) -> dict[str, Any]:
-    """Anthropic's form under /v1/messages, else OpenAI's."""
+    """In Anthropic's format under /v1/messages, else in OpenAI's."""
     if path == "/v1/messages" or path.startswith("/v1/messages/"):
         message = error.anthropics if isinstance(error, TooLong) else error.message
         return {"type": "error", "error": {"type": _ANTHROPIC_TYPES.get(error.status, error.kind), "message": message}}
@@ -28,7 +28,7 @@ def body_of(error: APIError, path: str) -> dict[str, Any]:
 
 
 def response_of(error: APIError, path: str) -> Response:
-    # ASCII only: a message may quote what a client sent, and half a surrogate pair has no UTF-8
+    # ASCII only: a message may quote the client, and UTF-8 cannot encode an unpaired surrogate
     answer = Response(json.dumps(body_of(error, path)), error.status, error.headers, "application/json")
     if error.status == 401:
         answer.headers["WWW-Authenticate"] = "Bearer"
@@ -38,12 +38,12 @@ def response_of(error: APIError, path: str) -> Response:
 
 
 async def failed(request: Request, error: Exception) -> Response:
-    """The answer to an error nobody expected; what it was is logged, not told."""
+    """The response to an unexpected exception; its details are only logged."""
     return response_of(APIError(500, "the server failed to answer"), path_of(request.scope))
 
 
 class Caught:
-    """Answers what guards raise, and any exception at all; of one that is none of ours a client learns only that it was."""
+    """Turns exceptions into responses: an APIError of the guards as it is, any other exception without details."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -68,6 +68,6 @@ class Caught:
             answer = await failed(Request(scope), error)
         else:
             return
-        # an answer that broke off stays incomplete: the server then cuts the connection, which is how a client can tell
+        # a response that broke off stays incomplete: the server then closes the connection, which shows the client the error
         if not begun:
             await answer(scope, receive, send)

@@ -1,4 +1,4 @@
-"""Report: what the engine does, summed up between one telling and the next."""
+"""Report: sums of the engine's work between two reports to the server."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from paceline.sequence import Sequence
 from paceline.serve.pipe import Stats
 
 _EVERY_S = 0.1
-"""How often it is told, while there is something to tell."""
+"""Shortest time between two reports while the engine has work."""
 
 
 class Report:
-    """changed: whether sequences came or were ended since it was last told."""
+    """changed: whether sequences were added or ended since the last report."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine, self._stats = engine, Stats()
         self._told_s, self._preemptions = 0.0, 0
-        # that there is nothing to do yet is told as well, and how much room there is
+        # so that the first report is sent before there is work; it has the size of the cache
         self.changed = True
 
     def began(self, sequence: Sequence, queued_s: float) -> None:
-        """A sequence was worked on for the first time. queued_s: until that step began."""
+        """Note the first step of a sequence. queued_s: from its admission until that step began."""
         stats = self._stats
         stats.queued_s.append(queued_s)
         stats.prefix_queries += len(sequence.prompt)
         stats.prefix_hits += sequence.cached_tokens
 
     def stepped(self, progress: list[Progress]) -> None:
-        """What one step brought, for all of its sequences."""
+        """Add one step, with the progress of all of its sequences."""
         stats, first = self._stats, progress[0].outcome
         stats.steps += 1
         stats.rows += first.rows
@@ -53,7 +53,7 @@ class Report:
                 stats.accepted_by_source[source] = stats.accepted_by_source.get(source, 0) + 1
 
     def due(self) -> Stats | None:
-        """What there is to tell, once in a while, and when the engine has nothing left to do."""
+        """The next report, if there is anything new: every `_EVERY_S`, and when the engine becomes idle."""
         now, engine = monotonic(), self._engine
         news = self._stats.steps or self.changed
         if not news or (engine.has_work and now - self._told_s < _EVERY_S):

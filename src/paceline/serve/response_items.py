@@ -1,4 +1,4 @@
-"""The items of a response as they grow, and the events that tell of it."""
+"""The output items of a response, built incrementally, and the stream events for them."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from paceline.serve.tool_parsing import Arguments, CallBegun, CallEnded, Event, 
 
 
 class Items:
-    """`output` of one response. Every method returns events of its stream, yet without their numbers.
+    """`output` of one response. Its methods return events of the stream, not numbered yet.
 
-    Log-probabilities go with the text that follows them; those of calls and thoughts, which the API has no place for, are left
-    out.
+    Log-probabilities are attached to the next text; those of calls and thoughts are dropped, since the API has no place for them.
     """
 
     def __init__(self) -> None:
@@ -22,8 +21,8 @@ class Items:
         self._logprobs: list[dict[str, Any]] = []
 
     def add(self, events: Iterable[Event], logprobs: Iterable[dict[str, Any]] = (), thought: int = 0) -> list[dict[str, Any]]:
-        """What a step brought. thought: how many of the log-probabilities without text yet, the oldest first, turned out to be of
-        a thought."""
+        """Add the events of a step. thought: how many of the pending log-probabilities, oldest first, turned out to belong to a
+        thought."""
         emitted: list[dict[str, Any]] = []
         self._logprobs += logprobs
         del self._logprobs[:thought]
@@ -49,9 +48,9 @@ class Items:
         return emitted
 
     def finish(self, cut: bool) -> list[dict[str, Any]]:
-        """The answer ended. cut: before it was whole. One without any text, thought or call has an empty message."""
+        """Note the end of the answer. cut: it is incomplete. An answer without text, thought or call gets an empty message."""
         emitted = [] if self.output else self._begin_message()
-        # a call that is whole was closed when it was: this one was cut off, by a stop string if by nothing else
+        # a complete call is closed already, so one that is still open was cut off, at least by a stop string
         cut = cut or (self._open is not None and self._open["type"] == "function_call")
         return [*emitted, *self.close("incomplete" if cut else "completed")]
 
@@ -65,7 +64,7 @@ class Items:
         return [*emitted, {"type": "response.reasoning_text.delta", **self._place("part"), "delta": text}]
 
     def _text(self, text: str) -> list[dict[str, Any]]:
-        # a thought comes first and once: whatever follows ends it
+        # there is at most one thought, at the beginning: any text ends it
         emitted = self.close() if self._open is not None and self._open["type"] == "reasoning" else []
         if self._open is None:
             emitted += self._begin_message()
@@ -93,7 +92,7 @@ class Items:
         return [{"type": "response.output_item.added", **self._place("output"), "item": _copied(item)}]
 
     def close(self, status: str = "completed") -> list[dict[str, Any]]:
-        """The open item, if any, is done."""
+        """Close the open item, if any."""
         item, emitted = self._open, []
         if item is None:
             return []
@@ -108,7 +107,7 @@ class Items:
             emitted.append({"type": "response.content_part.done", **self._place("part"), "part": part})
         else:
             part = item["content"][0]
-            # of tokens that show no text, as the one that ends it
+            # of tokens without text, such as the one that ends the answer
             part["logprobs"] += self._logprobs
             self._logprobs = []
             done = {"type": "response.output_text.done", **self._place("part"), "text": part["text"]}
@@ -127,5 +126,5 @@ class Items:
 
 
 def _copied(item: dict[str, Any]) -> dict[str, Any]:
-    """As it is now: it grows before its event is written."""
+    """A snapshot: the item changes before its event is serialized."""
     return {key: list(value) if isinstance(value, list) else value for key, value in item.items()}

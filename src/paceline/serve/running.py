@@ -1,4 +1,4 @@
-"""Running: one ask inside the engine's process, and what every step of its sequence means for who asked."""
+"""Running: one ask inside the engine's process, and the deltas made from the steps of its sequence."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from paceline.step import Verdict
 from paceline.tree import DraftTree
 
 REFERENCE = "reference"
-"""The drafter that drafts from what an answer is predicted to be."""
+"""The drafter that drafts from a request's predicted answer."""
 
 
 @dataclass
 class Running:
-    """number: what the server knows it by. facts: who drafts and verifies, for `Ending.speculation`."""
+    """number: the server's number of the ask. facts: names of drafter, verifier etc. for `Ending.speculation`."""
 
     number: int
     ask: Ask
     sequence: Sequence
     facts: dict[str, Any]
     came_s: float
-    """When it was admitted to the queue, by the clock of `monotonic`."""
+    """When it was admitted to the queue, on the clock of `monotonic`."""
     begun: bool = False
-    """Whether a step has worked on it."""
+    """Whether a step has processed it."""
     shown_chars: int = 0
     told_tokens: int = 0
     told_prompt: bool = False
     referred_tokens: int = 0
-    """Drafted from its reference so far."""
+    """Tokens drafted from its reference so far."""
 
     def delta(self, progress: Progress) -> Delta | None:
-        """What a step brought; None where there is nothing to say yet."""
+        """The output of a step; None while the prompt is being processed."""
         sequence, tree = self.sequence, progress.outcome.tree
         if tree is None:
             return None
@@ -78,7 +78,7 @@ class Running:
         )
 
     def ending(self, reason: str | None = None) -> Ending:
-        """What is known at the end. reason: where it is not the sequence's own."""
+        """The ending. reason: overrides the sequence's own."""
         sequence = self.sequence
         accepted = sequence.sources.count(REFERENCE) if self.ask.reference else 0
         return Ending(
@@ -93,7 +93,7 @@ class Running:
 
 
 def _counts(sequence: Sequence) -> dict[str, Any]:
-    """By the names that vLLM's clients read, and tau and the acceptance by depth."""
+    """Speculation counts by the names that vLLM's clients read, plus tau and the acceptance by depth."""
     done = sequence.speculation
     # reached[k]: steps that accepted at least k tokens
     reached = [done.steps, *filter(None, done.accepted_by_depth), 0]

@@ -1,4 +1,4 @@
-"""From the fields of a request to what the engine is asked: sampling parameters, choices and their seeds."""
+"""From the fields of a request to asks for the engine: sampling parameters, choices and their seeds."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from paceline.serve.wire.generation import Extensions, Generation
 
 _API_DEFAULTS = {"temperature": 1.0, "top_p": 1.0}
 _SEED_BITS = 53
-"""JavaScript reads no larger whole numbers from JSON, and a seed is told so that it can be sent again."""
+"""JavaScript cannot read larger integers exactly from JSON, and a reported seed must be usable in a new request."""
 _LEAST_TOP_P = 1e-9
-"""OpenAI's top_p may be 0: the likeliest token alone."""
+"""OpenAI's top_p may be 0, which means the likeliest token alone."""
 
 
 def extension_values(fields: Extensions) -> dict[str, Any]:
-    """Values by the names of `SamplingParams`, None for what the request does not say."""
+    """Values by the names of `SamplingParams`; None for what the request does not set."""
     return {
         # other servers write "no limit" as -1
         "top_k": 0 if fields.top_k == -1 else fields.top_k,
@@ -39,9 +39,9 @@ def extension_values(fields: Extensions) -> dict[str, Any]:
 
 
 def drawing_values(temperature: float | None, top_p: float | None, seed: int | None) -> dict[str, Any]:
-    """What every API has to say of how tokens are drawn."""
+    """Values for drawing tokens that every API has."""
     return {
-        # some clients write 1e-8 for the likeliest token
+        # some clients send 1e-8 for greedy decoding
         "temperature": 0.0 if temperature is not None and temperature < LEAST_TEMPERATURE else temperature,
         "top_p": None if top_p is None else max(top_p, _LEAST_TOP_P),
         "seed": None if seed is None else seed % 2**64,
@@ -49,7 +49,7 @@ def drawing_values(temperature: float | None, top_p: float | None, seed: int | N
 
 
 def generation_values(fields: Generation) -> dict[str, Any]:
-    """All values, but for max_tokens, logprobs and grammar, which the endpoints read each their way."""
+    """All values except max_tokens, logprobs and grammar, which each endpoint reads in its own way."""
     return {
         **extension_values(fields),
         **drawing_values(fields.temperature, fields.top_p, fields.seed),
@@ -62,15 +62,16 @@ def generation_values(fields: Generation) -> dict[str, Any]:
 
 
 def check_stops(settings: Settings, stops: Many[str], name: str) -> None:
-    """Raises APIError (400) where there are too many. name: of the request's field."""
+    """Raises APIError (400) if there are too many. name: of the request's field."""
     if len(stops) > settings.max_stop:
         raise invalid(f"'{name}' may hold at most {settings.max_stop} strings", name)
 
 
 def sampling_params(service: Service, settings: Settings, values: Mapping[str, Any]) -> SamplingParams:
-    """What the request says, else the model's generation_config.json, else the API. values: None for what it does not say.
+    """Sampling parameters from the request, else the model's generation_config.json, else the API's defaults.
 
-    Without a seed one is drawn, so that the answer can be had again. Raises APIError (400) that names the field.
+    values: of the request, None for what it does not set. Without a seed one is drawn, so that the answer can be reproduced.
+    Raises APIError (400) that names the field.
     """
     said = {name: value for name, value in values.items() if value is not None}
     known = {name: value for name, value in service.defaults.items() if name in SamplingParams.model_fields}
@@ -89,9 +90,9 @@ def sampling_params(service: Service, settings: Settings, values: Mapping[str, A
 
 
 def answer_tokens(service: Service, prompt_tokens: int, asked: int | None, default: int | None, param: str) -> int:
-    """How long an answer may become: what was asked for, or `default`, and never more than the context has left.
+    """Most tokens of an answer: as requested, or `default`, and never more than the context has left.
 
-    Raises APIError (400) where the prompt leaves no room for a token. param: the field that holds the prompt.
+    Raises APIError (400) if the prompt leaves no room for a token. param: the field with the prompt.
     """
     room = service.context_length - prompt_tokens
     if room < 1:
@@ -102,15 +103,15 @@ def answer_tokens(service: Service, prompt_tokens: int, asked: int | None, defau
 
 
 def check_prompts(service: Service, settings: Settings, tokens: int, param: str) -> None:
-    """tokens: of the prompts of all choices of a request, for the engine gets a prompt anew with each. param: the field that
-    holds them. Raises APIError (400) beyond a bound, within which one prompt always is."""
+    """Raises APIError (400) if the prompts of a request are too long together; a single prompt that fits the context never is.
+    tokens: of the prompts of all choices, since the engine gets a copy with each. param: the field with the prompts."""
     most = max(settings.max_prompt_chars, service.context_length)
     if tokens > most:
         raise invalid(f"the prompts of all choices have {tokens} tokens; the server takes at most {most} together", param)
 
 
 def seed_of(seed: int | None, name: str, at: int) -> int:
-    """A seed made from that of a request, which has one by now."""
+    """A seed derived from the request's seed, which is not None any more here."""
     assert seed is not None
     return stream(seed, name, at) & (2**_SEED_BITS - 1)
 
@@ -118,9 +119,9 @@ def seed_of(seed: int | None, name: str, at: int) -> int:
 def asks(
     prompt: Many[int], params: SamplingParams, fields: Extensions, reference: tuple[int, ...], service: Service, n: int = 1
 ) -> list[Ask]:
-    """The n choices of one prompt. The first has the request's seed, the others seeds made from it.
+    """The n choices of one prompt. The first has the request's seed, the others seeds derived from it.
 
-    reference: as `reference_of` makes it. Raises APIError (400) for a drafter that is not offered.
+    reference: from `reference_of`. Raises APIError (400) for a drafter that is not offered.
     """
     assert params.seed is not None
     speculation, shared = fields.speculation, tuple(prompt)
@@ -141,10 +142,10 @@ def asks(
 
 
 async def reference_of(service: Service, settings: Settings, fields: Extensions, choices: int = 1) -> tuple[int, ...]:
-    """Token ids of `prediction`, as many as an answer can have; none without one.
+    """Token ids of `prediction`, cut to the context length; none without a prediction.
 
-    choices: of the whole request. The engine gets the tokens anew with each of them, so what they come to together has a bound.
-    Raises APIError (400) beyond it.
+    choices: of the whole request. The engine gets a copy of the tokens with each choice, so their sum is bounded.
+    Raises APIError (400) if it is exceeded.
     """
     if fields.prediction is None:
         return ()
@@ -156,7 +157,7 @@ async def reference_of(service: Service, settings: Settings, fields: Extensions,
 
 
 def check_count(n: int | None, settings: Settings) -> int:
-    """How many choices. Raises APIError (400)."""
+    """The number of choices. Raises APIError (400)."""
     if n is not None and n > settings.max_choices:
         raise invalid(f"'n' may be at most {settings.max_choices}", "n")
     return n or 1

@@ -1,4 +1,4 @@
-"""EngineService: what the routes ask for, over one engine process and one tokenizer."""
+"""EngineService: the `Service` of the routes, on top of one engine process and one tokenizer."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from paceline.serve.texts import Texts, sampling_defaults
 from paceline.serve.turns import holds_little
 
 _GRACE_S = 10.0
-"""From the end of a request's time until it is asked whether the engine still lives, and so on as long as it does: a forward of a
-large model over a long prompt may take longer, and what there is by its end is told."""
+"""After a request has timed out, interval of checks whether the engine is hung. While it is not, the request waits on, as a
+forward pass of a large model over a long prompt may take longer; its output is then delivered."""
 _PARTING_S = 1.0
-"""The same where the server ends: then it is told what has come by then."""
+"""The same while the server shuts down; after it the request ends with the output it has."""
 
 
 class EngineService(Service):
-    """ready: what the engine said it is. meter: told of everything that is asked."""
+    """ready: properties of the engine. meter: counts all requests."""
 
     def __init__(self, engine: EngineProcess, tokenizer: Tokenizer, settings: Settings, ready: Ready, meter: Meter) -> None:
         self._engine, self._settings, self._meter = engine, settings, meter
@@ -46,7 +46,7 @@ class EngineService(Service):
         self.target, self.policy, self.verifier = ready.target, ready.policy, ready.verifier
         self.draining = self._parting = False
         self._inboxes = set[asyncio.Queue[_Letter]]()
-        """Of the requests in flight."""
+        """The inbox of each request in flight."""
         self._special_ids = dict[str, int | None]()
 
     async def encode(self, text: str, add_special: bool = True) -> list[int]:
@@ -80,25 +80,25 @@ class EngineService(Service):
         if self.draining:
             raise _shutting_down()
         load, bound = self._engine.load, self._settings.batch + self._settings.queue
-        # a request that is larger than the queue waits for an idle server, not for ever
+        # a request with more choices than the queue holds is accepted when the server is idle
         crowded = load > 0 and load + choices > bound
         if crowded and not (load + choices <= 2 * bound and holds_little(record().key, self._engine.held, bound)):
             raise APIError(429, "the server is busy; try again later", code="overloaded", retry_after_s=1)
 
     def submit(self, asks: Many[Ask]) -> AsyncGenerator[tuple[int, Delta], None]:
-        # who shows another key is another tenant, whatever salt the request names
+        # requests with different API keys are different tenants, whatever cache_salt they name
         key = record().key
         asks = asks if key is None else [replace(ask, tenant=f"{key}/{ask.tenant}", payer=str(key)) for ask in asks]
         return self._meter.watched(asks, partial(self._answered, asks))
 
     def expire_all(self) -> None:
-        """End what is in flight with what it has; where the engine is not soon through with a step, with what it told before."""
+        """End all requests in flight with the output they have; if the engine's step takes too long, with that sent before it."""
         self._parting = True
         for inbox in self._inboxes:
             inbox.put_nowait(_Letter())
 
     async def _answered(self, asks: Many[Ask], counted: Many[Choice]) -> AsyncGenerator[tuple[int, Delta], None]:
-        """counted: a choice of the meter for each ask, told what comes when it comes, and not when it is read here."""
+        """counted: the meter's choice per ask; it gets each delta on arrival, not when it is read here."""
         self.check_room(len(asks))
         if sentence := untellable(*asks):
             raise invalid(sentence)
@@ -155,7 +155,7 @@ class EngineService(Service):
 
 @dataclass(frozen=True)
 class _Letter:
-    """What came for one choice; for None the time is up."""
+    """A delta or error for one choice; choice None: the request has timed out."""
 
     choice: int | None = None
     delta: Delta | None = None
@@ -182,7 +182,7 @@ def _shutting_down() -> APIError:
 
 
 def _read(letters: Many[_Letter]) -> dict[int, Delta]:
-    """One delta per choice, what came together joined. Raises APIError where the engine refused or failed."""
+    """One delta per choice, several joined. Raises APIError if the engine refused or failed."""
     found = dict[int, Delta]()
     for letter in letters:
         if letter.error is not None:

@@ -1,4 +1,4 @@
-"""Serving: everything put together, from settings to a port, and taken apart again when the server is told to stop."""
+"""Serving: starts all parts of the server, from settings to a port, and shuts them down on a signal."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _log = logging.getLogger("paceline.serve")
 class _Server(uvicorn.Server):
     """Leaves signals to `serve`, which drains: uvicorn would end the process with the signal's own exit code.
 
-    expire: ends what is in flight with what it has.
+    expire: ends all requests in flight with the output they have.
     """
 
     def __init__(self, config: uvicorn.Config, expire: Callable[[], None]) -> None:
@@ -48,36 +48,36 @@ class _Server(uvicorn.Server):
         yield
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen until what is in flight has ended: uvicorn would not, and cut off whom it has not accepted yet. What has not
-        when little patience is left is ended: uvicorn would break it off."""
+        """Keep listening until requests in flight have ended: uvicorn would stop, and cut off connections not accepted yet.
+        Requests that have not ended shortly before the timeout are expired: uvicorn would break them off."""
         patience_s = self.config.timeout_graceful_shutdown or 0
         until = time.monotonic() + patience_s
         in_flight = await self._waited({*self.server_state.tasks}, until - min(_ENDING_S, patience_s / 2))
         if in_flight:
             self._expire()
             await self._waited(in_flight, until)
-        # after a second signal too uvicorn waits for connections to close, from Python 3.12 on
+        # from Python 3.12 on uvicorn waits for connections to close even after a second signal
         self.config.timeout_graceful_shutdown = 1 if self.force_exit else max(round(until - time.monotonic()), 1)
         await super().shutdown(sockets)
 
     async def _waited(self, in_flight: set[asyncio.Task[None]], until: float) -> set[asyncio.Task[None]]:
-        """Which of these have not ended by then, or by a second signal."""
+        """Wait until these have ended, `until`, or a second signal; returns those that have not ended."""
         while in_flight and not self.force_exit and time.monotonic() < until:
             _, in_flight = await asyncio.wait(in_flight, timeout=_LOOKED_S)
         return in_flight
 
 
 _ENDING_S = 1.0
-"""What is left of patience when answers are ended with what they have."""
+"""Time before the shutdown timeout at which unfinished answers are ended with the output they have."""
 _LOOKED_S = 0.1
-"""Between two looks at whether a second signal has come."""
+"""Interval of checks for a second signal."""
 
 
 async def serve(settings: Settings, started: Callable[[str, EngineService], None]) -> None:
     """Serve until SIGTERM or SIGINT: then new requests are refused, those in flight get `drain_timeout_s` to end.
 
-    started: called once with the address and what is served. Raises SettingsError where the port cannot be had,
-    before anything is loaded; ModelError or EngineError where the engine cannot be started.
+    started: called once with the address and the service. Raises SettingsError if the port cannot be bound,
+    before anything is loaded; ModelError or EngineError if the engine cannot be started.
     """
     configure(settings)
     raise_limit()
@@ -99,12 +99,12 @@ async def _serve_at(sockets: Sequence[socket.socket], settings: Settings, starte
 
     engine = EngineProcess(worker_settings(settings), heard, meter.engine_restarted)
     try:
-        # both take seconds, and neither needs the other
+        # loading the tokenizer and starting the engine both take seconds and are independent
         reading = asyncio.create_task(asyncio.to_thread(Tokenizer, folder))
         try:
             ready = await engine.start()
         finally:
-            # looked at whatever happens: of a failure that nobody looks at asyncio writes a traceback
+            # always retrieve the exception: asyncio logs a traceback for one that is never retrieved
             await asyncio.wait([reading])
             reading.exception()
         service = EngineService(engine, reading.result(), settings, ready, meter)
@@ -135,7 +135,7 @@ async def _serve_at(sockets: Sequence[socket.socket], settings: Settings, starte
             loop.add_signal_handler(number, stop)
         listen(sockets, settings.host, settings.port)
         port = sockets[0].getsockname()[1]
-        # whoever interrupted all this is heard now, and not once something runs that tells at length of being interrupted
+        # handle a pending interrupt here, before uvicorn runs, which would print a long traceback for it
         await asyncio.sleep(0)
         serving = asyncio.create_task(server.serve([*sockets]))
         while not server.started and not serving.done():
@@ -149,7 +149,7 @@ async def _serve_at(sockets: Sequence[socket.socket], settings: Settings, starte
 
 
 def worker_settings(settings: Settings) -> bytes:
-    """What the engine needs of them, as one line; keys stay with the server."""
+    """The settings that the engine needs, as one line of JSON; API keys stay with the server."""
     drafting = {"model", "draft", "verify", "lossy", "policy", "weights", "kv_cache", "offer"}
     sizes, logs = {"batch", "prefill_chunk", "cache_tokens"}, {"log_level", "log_json", "log_prompts"}
     return settings.model_dump_json(include=drafting | sizes | logs).encode()

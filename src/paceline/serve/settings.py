@@ -1,6 +1,6 @@
 """Settings of the server: from flags, else PACELINE_* variables, else one JSON file, else the defaults.
 
-They are checked before anything starts. An empty variable is as if it were not set.
+They are checked before anything starts. An empty variable counts as not set.
 """
 
 from __future__ import annotations
@@ -24,21 +24,22 @@ from paceline.spec import SpecError, methods_of, parse
 _PREFIX = "PACELINE_"
 _LARGEST_FILE_BYTES = 1 << 20
 _NEAR = 0.8
-"""How like a setting an unknown variable must be to be taken for a slip: Kubernetes sets some of its own under any prefix."""
+"""Similarity to a setting from which an unknown variable counts as misspelt. Others are ignored: Kubernetes sets variables with
+any prefix."""
 _ORIGIN = re.compile(r"http://[^/?#@*\s]+(?<!:80)|https://[^/?#@*\s]+(?<!:443)|(?!https?:)[a-z][a-z0-9+.-]*://[^/?#@*\s]+")
-"""Apps and extensions of browsers have schemes of their own, such as tauri://localhost."""
+"""Apps and browser extensions have their own schemes, such as tauri://localhost."""
 _HOST_NAME = re.compile(r"[\w.-]+")
 _LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 _FLAGS = {"api_key": "api_keys", "allowed_host": "allowed_hosts", "cors_origin": "cors_origins"}
-"""Flags that may be repeated, and the lists they fill: every source knows both names."""
+"""Flags that may be repeated, and the lists they fill: every source accepts both names."""
 
 
 class SettingsError(PacelineError):
-    """A setting that cannot be had; the message is one sentence for the user."""
+    """An invalid or impossible setting; the message is one sentence for the user."""
 
 
 def _key(secret: SecretStr) -> SecretStr:
-    # what a header can carry: a key that no client could send would lock everyone out
+    # only what a header can carry: a key that no client can send would lock everyone out
     text = secret.get_secret_value()
     if not (8 <= len(text) <= 512 and text.isascii() and text.isprintable() and " " not in text):
         raise ValueError("a key has 8 to 512 visible ASCII characters and no space")
@@ -52,19 +53,18 @@ Seconds = Annotated[float, Field(gt=0, le=86400, allow_inf_nan=False)]
 
 
 class Settings(BaseModel):
-    """What `paceline serve` is told. Immutable. Raises ValidationError, or SettingsError where the file of keys cannot be read.
+    """Settings of `paceline serve`. Immutable. Raises ValidationError, or SettingsError if the file of keys cannot be read.
 
     model, draft, verify, lossy, policy, weights, kv_cache: as in `LLM`. offer: drafters for requests that name them; if None the
-    usual ones, as far as they fit model and verifier. served_name: what clients call the model; its own name if None. api_keys,
-    api_key_file (a key a line): a client must show one of them; without any, only this machine is served, unless `insecure`.
-    allowed_hosts: names that a Host header may carry, "*" for any; if empty, those of this machine, or any where the server
-    listens beyond it. cors_origins: pages of other origins that may call. root_path: what a proxy cuts off in front of every
-    path. batch: sequences in flight. prefill_chunk: prompt tokens of one step; what suits the model unless given. cache_tokens:
-    that all sequences may hold. queue: requests that may wait before the next is told 429. max_prompt_chars: characters of a
-    request's prompts or conversation, and tokens of its prediction and, where the context holds no more, of its prompts, counted
-    once per choice. default_max_tokens: where a request names none; None for what the endpoint's own API says. body_timeout_s:
-    until a body has arrived whole. drain_timeout_s: what running requests get once the server is told to stop. log_prompts: logs
-    may hold texts of requests.
+    usual ones, as far as they fit model and verifier. served_name: the model's name in the API; its own name if None. api_keys,
+    api_key_file (a key per line): clients must send one of them; without any, only this machine is served, unless `insecure`.
+    allowed_hosts: accepted names in a Host header, "*" for any; if empty, those of this machine, or any if the server listens on
+    other addresses. cors_origins: other origins whose pages may call. root_path: prefix of all paths that a proxy strips. batch:
+    sequences in flight. prefill_chunk: prompt tokens per step; by default what suits the model. cache_tokens: capacity for all
+    sequences. queue: waiting requests, beyond which a request gets 429. max_prompt_chars: characters of a request's prompts or
+    conversation, and tokens of its prediction and, unless the context is longer, of its prompts, counted once per choice.
+    default_max_tokens: for requests that set none; None for the default of the endpoint's API. body_timeout_s: for a body to
+    arrive. drain_timeout_s: for running requests to end on shutdown. log_prompts: logs may contain texts of requests.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
@@ -113,7 +113,7 @@ class Settings(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _with_keys_of_file(cls, values: Any) -> Any:
-        # here and not in `load`, so that no way to make settings can forget the file and leave the server open
+        # here and not in `load`, so that settings made in any other way cannot skip the file and leave the server open
         if isinstance(values, dict) and values.get("api_key_file"):
             named = _parts(values.get("api_keys", []))
             if isinstance(named, list | tuple):  # else it is refused below
@@ -130,7 +130,7 @@ class Settings(BaseModel):
     def _drafters(cls, value: Any) -> Any:
         named = _parts(value)
         if isinstance(value, str) and len(named) > 1:
-            # a comma may be one of a drafter's own, and what stands behind it is then none
+            # a comma may belong to a drafter's options; the text behind it is then not a drafter
             try:
                 for name in (methods_of(parse(spec))[0].name for spec in named):
                     if name != AUTO:
@@ -174,12 +174,12 @@ class Settings(BaseModel):
 
     @property
     def loopback(self) -> bool:
-        """Whether nothing but this machine can reach the server."""
+        """Whether only this machine can reach the server."""
         return ip_address(self.host).is_loopback if _is_address(self.host) else self.host == "localhost"
 
     @property
     def keys(self) -> tuple[bytes, ...]:
-        """All keys, those of the file included, as bytes of a header."""
+        """All keys, including those of the file, as bytes of a header."""
         return tuple(key.get_secret_value().encode() for key in self.api_keys)
 
     @property
@@ -199,7 +199,7 @@ def _is_address(text: str) -> bool:
 
 
 NAMES = (*Settings.model_fields, *_FLAGS)
-"""What every source may say: `batch`, PACELINE_BATCH, --batch."""
+"""Names of settings that every source accepts: `batch`, PACELINE_BATCH, --batch."""
 
 
 def load(
@@ -207,8 +207,8 @@ def load(
 ) -> Settings:
     """Settings from all sources. Raises SettingsError.
 
-    flags: by their own names or those of the fields; None is as if it were not given. environ: os.environ if None. config: path
-    of a JSON file; the variable PACELINE_CONFIG may name it too.
+    flags: by the names of flags or fields; None counts as not given. environ: os.environ if None. config: path of a JSON file;
+    the variable PACELINE_CONFIG may name it too.
     """
     given = {name: value for name, value in (flags or {}).items() if value is not None}
     environ = os.environ if environ is None else environ
@@ -234,7 +234,7 @@ def load(
 
 
 def _parts(value: Any) -> Any:
-    """One name, or several between commas, which is what a variable can hold; a list as it is."""
+    """A string, such as a variable's, split at commas; a list as it is."""
     return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
 
 
@@ -284,7 +284,7 @@ def _keys_of_file(path: str) -> list[str]:
 def _text(path: Path) -> str:
     try:
         with path.open("rb") as file:
-            # not by its size, which a device has not
+            # not checked by file size, which a device does not have
             read = file.read(_LARGEST_FILE_BYTES + 1)
         if len(read) > _LARGEST_FILE_BYTES:
             raise SettingsError(f"'{path}' is larger than {_LARGEST_FILE_BYTES >> 20} MiB")
@@ -296,7 +296,7 @@ def _text(path: Path) -> str:
 
 
 def _sentence(error: ValidationError, named: Mapping[str, str]) -> str:
-    """One sentence that names the setting where the user wrote it, and never its value: it may be a key."""
+    """One sentence that names the setting as the user wrote it, but not its value, which may be a key."""
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
     what = validators_words(first["msg"])
     if not first["loc"]:

@@ -1,4 +1,4 @@
-"""What an answer says of its speculation: counts over all choices, and step by step for a stream that asked for a trace."""
+"""Speculation fields of a response: counts over all choices, and each step if a stream requests a trace."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ _SUMS = ("num_spec_steps", "num_accepted_draft_tokens", "num_draft_tokens")
 
 
 def metrics(endings: Many[Ending]) -> dict[str, Any]:
-    """`metrics` of an answer: the counts by the names that vLLM's clients read, and the seed of the first choice."""
+    """`metrics` of a response: the counts by the names that vLLM's clients read, and the seed of the first choice."""
     return {"speculative_decoding": _merged([ending.speculation for ending in endings]), "seed": endings[0].seed}
 
 
 def _merged(counts: Many[Mapping[str, Any]]) -> dict[str, Any]:
-    """Sums over the choices, and means weighted by their steps; whatever else is the same for all.
+    """Sums over the choices, and means weighted by their steps; all other fields are the same for all choices.
 
-    A choice whose time was up before it began has nothing to tell.
+    A choice that timed out before it began has no counts.
     """
     counts = [one for one in counts if one]
     first = dict(counts[0]) if counts else {}
@@ -39,7 +39,7 @@ def _merged(counts: Many[Mapping[str, Any]]) -> dict[str, Any]:
         ],
         "tau": _mean([one["tau"] for one in counts], steps, total),
         "num_spec_tokens": max(one["num_spec_tokens"] for one in counts),
-        # of the steps that drafted so deep
+        # over the steps that drafted to this depth
         "acceptance_by_depth": [_mean(of_depth, of, max(sum(of), 1)) for of_depth, of in zip(shares, drafted, strict=True)],
         "drafted_by_depth": [sum(of) for of in drafted],
     }
@@ -50,10 +50,10 @@ def _mean(values: Many[float], weights: Many[int], total: int) -> float:
 
 
 def traced(service: Service, delta: Delta) -> dict[str, Any] | None:
-    """`speculation` of a chunk: what its steps drafted, emitted and rejected; None where they were not traced.
+    """`speculation` of a chunk: tokens that its steps emitted and rejected, with counts and times; None without a trace.
 
-    Each emitted token with the drafter that proposed it, "" for the target alone. `parent` is an index into `rejected`, or
-    -1 - i where the node stood behind the i-th token that the step emitted (counted from 1; -1 for behind the step's root).
+    `source` is the drafter that proposed the token, "" for the target itself. `parent` is an index into `rejected`, or -1 - i if
+    the parent is the i-th token that the step emitted (counted from 1; -1 for the step's root).
     """
     if not delta.steps:
         return None
@@ -82,5 +82,5 @@ def traced(service: Service, delta: Delta) -> dict[str, Any] | None:
 
 
 def shown(service: Service, token: int) -> str:
-    """One token as text; U+FFFD for what is no whole character."""
+    """One token as text; U+FFFD for bytes that are not a complete character."""
     return service.piece(token).decode("utf-8", errors="replace")

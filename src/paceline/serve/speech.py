@@ -1,4 +1,4 @@
-"""What a choice of a chat completion says: thought, content and calls of tools, whole or as the deltas of a stream."""
+"""The message of a choice of a chat completion: thought, content and tool calls, whole or as the deltas of a stream."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from paceline.serve.tools import ToolPlan
 
 
 class Speech:
-    """One choice, read as it comes. plan: of its request."""
+    """One choice, parsed as it arrives. plan: of its request."""
 
     def __init__(self, plan: ToolPlan) -> None:
         self._reader, self._may_think = plan.reader(), plan.opened is not None
         self._calls = self._whole = False
-        """Whether it has called anything, and whether the last call is whole."""
+        """Whether there is any call, and whether the last call is complete."""
 
     def delta(self, text: str, ended: bool) -> dict[str, Any]:
-        """`delta` of a chunk, empty where nothing became known. text: what is new of the answer."""
+        """`delta` of a chunk; empty if `text`, the new part of the answer, completes nothing."""
         events = [*self._reader.feed(text), *(self._reader.end() if ended else ())]
         thought, content, calls = _read(events)
         for event in events:
@@ -29,7 +29,7 @@ class Speech:
         return said | ({"content": content} if content else {}) | ({"tool_calls": calls} if calls else {})
 
     def message(self, answer: Answer) -> dict[str, Any]:
-        """All of it; content is null where there are only calls."""
+        """The whole message; content is null if there are only calls."""
         said = self.delta(answer.text, ended=True)
         content = said.get("content", None if self._calls else "")
         message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
@@ -40,13 +40,13 @@ class Speech:
         return message
 
     def finish_reason(self, answer: Answer) -> str:
-        """ "tool_calls" tells the client to run them: never where a stop string or token cut the last one off."""
+        """ "tool_calls" tells the client to run the calls; never if a stop string or token cut the last one off."""
         reason = answer.finish_reason
         return "tool_calls" if self._whole and reason == "stop" else reason
 
 
 def _read(events: Iterable[Event]) -> tuple[str, str, list[dict[str, Any]]]:
-    """Thought, content, and per call its index, what is new of its arguments, and, where it begins, its id and name."""
+    """Thought, content, and per call its index, the new part of its arguments and, if it begins here, its id and name."""
     thought, content, calls = "", "", dict[int, dict[str, Any]]()
     for event in events:
         match event:

@@ -14,13 +14,13 @@ from paceline.serve.errors import APIError, invalid
 from paceline.serve.wire.generation import Extensions, Generation, StructuredOutputs
 
 ANY_OBJECT = Grammar(kind="json_schema", text='{"type":"object"}')
-"""What `{"type": "json_object"}` asks for."""
+"""The grammar of `{"type": "json_object"}`."""
 _LONGEST = 65536
-"""Characters of one that a request brings."""
+"""Most characters of a grammar in a request."""
 
 
 def wanted(fields: Generation) -> Grammar | None:
-    """The grammar of a completion, whichever field asks for one. Raises APIError (400) where there are several."""
+    """The grammar of a completion, from whichever field sets one. Raises APIError (400) if several do."""
     asked, outputs = fields.response_format, structured(fields)
     if asked is None or asked.type == "text":
         return outputs
@@ -32,7 +32,7 @@ def wanted(fields: Generation) -> Grammar | None:
 
 
 def structured(fields: Extensions) -> Grammar | None:
-    """The grammar of `structured_outputs` or of a `guided_` field. Raises APIError (400) where there are several."""
+    """The grammar of `structured_outputs` or of a `guided_` field. Raises APIError (400) if there are several."""
     outputs = fields.structured_outputs or StructuredOutputs()
     given: dict[str, Grammar] = {}
     for prefix, schema, regex, lark, choice in (
@@ -46,7 +46,7 @@ def structured(fields: Extensions) -> Grammar | None:
         if lark is not None:
             given[f"{prefix}grammar"] = grammar("lark", lark, f"{prefix}grammar")
         if choice is not None:
-            # Lark reads its strings as JSON does
+            # Lark's string literals are JSON strings
             text = "start: " + " | ".join(json.dumps(one, ensure_ascii=False) for one in choice)
             given[f"{prefix}choice"] = grammar("lark", text, f"{prefix}choice")
     if len(given) > 1:
@@ -69,7 +69,7 @@ def schema_grammar(schema: Mapping[str, Any] | str, param: str) -> Grammar:
 
 
 def grammar(kind: str, text: str, param: str) -> Grammar:
-    """Raises APIError (400) where the text is empty or too long."""
+    """Raises APIError (400) if the text is empty or too long."""
     if len(text) > _LONGEST:
         raise invalid(f"'{param}' has more than {_LONGEST} characters", param)
     try:
@@ -79,7 +79,7 @@ def grammar(kind: str, text: str, param: str) -> Grammar:
 
 
 async def check(service: Service, asked: Grammar | None, param: str) -> None:
-    """Raises APIError (400) that names the field, where the grammar does not compile."""
+    """Raises APIError, as `Service.check_grammar` does, with the name of the field."""
     if asked is not None:
         try:
             await service.check_grammar(asked)
@@ -89,6 +89,6 @@ async def check(service: Service, asked: Grammar | None, param: str) -> None:
 
 
 def param_of(fields: Generation) -> str:
-    """Which field asks for the grammar."""
+    """The field that sets the grammar."""
     names = ("structured_outputs", "guided_json", "guided_regex", "guided_grammar", "guided_choice")
     return next((name for name in names if getattr(fields, name) is not None), "response_format")

@@ -1,4 +1,4 @@
-"""Texts: tokenising, templates and grammars in threads, so that none of it holds up the event loop."""
+"""Texts: tokenising, templates and grammars in threads, so that they do not block the event loop."""
 
 from __future__ import annotations
 
@@ -24,27 +24,27 @@ from paceline.serve.turns import Turns
 
 _THREADS = 2
 _LONGEST_WAIT_S = 20.0
-"""A template is a program of the model's; one that takes longer is taken not to end."""
+"""A template is a program that comes with the model; one that takes longer is assumed not to end."""
 Result = TypeVar("Result")
 
 
 class Texts:
-    """The tokenizer of a model behind a few threads. max_chars: of a text, or of all texts of a conversation together.
-    most_waiting: texts of one API key that may wait for a thread, and grammars as many."""
+    """The tokenizer of a model, run in a few threads. max_chars: of a text, or of all texts of a conversation together.
+    most_waiting: texts per API key that may wait for a thread; the same number of grammars may wait."""
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, max_chars: int, most_waiting: int) -> None:
         self.tokenizer = tokenizer
         self._pieces, self._max_chars = Pieces(tokenizer, vocab_size), max_chars
         self._grammars = Grammars(self.tokenizer, vocab_size)
         self._texts, self._checks = Turns(most_waiting), Turns(most_waiting)
-        # texts do not wait for grammars, which may take seconds.
-        # daemons, unlike the threads of an executor: a template that does not end must not keep the process from ending
+        # separate queues: texts do not wait for grammars, which may take seconds.
+        # daemons, unlike the threads of an executor: a template that does not end must not keep the process from exiting
         for queue in (*[self._texts] * _THREADS, self._checks):
             Thread(target=_work_off, args=(queue,), name="texts", daemon=True).start()
 
     async def run(self, work: Callable[[], Result], queue: Turns | None = None) -> Result:
-        """Run in a thread, of those for texts unless another is named. Raises APIError: 400 for ModelError and where it takes too
-        long, 503 where others' work does, 429 where too much of the request's key waits."""
+        """Run in a thread of `queue`, by default that of texts. Raises APIError: 400 for ModelError and if the work takes too
+        long, 503 if other work kept it from starting in time, 429 if too many jobs of the request's key wait."""
         future: Future[Result] = Future()
         turns, key = queue or self._texts, record().key
         if not turns.put(key, future, work):
@@ -56,7 +56,7 @@ class Texts:
                 raise _busy() from None
             raise invalid("the text of this request takes too long to prepare") from None
         except ModelError as error:
-            # where the model lies is nobody's business but the server's
+            # do not reveal the model's path to clients
             raise invalid(str(error).replace(str(self.tokenizer.path), name_of(self.tokenizer.path))) from None
         finally:
             turns.drop(key, future)
@@ -76,7 +76,7 @@ class Texts:
         return await self.run(lambda: self.tokenizer.chat(messages, tools, answer_begun=answer_begun, variables=variables))
 
     async def check(self, grammar: Grammar) -> None:
-        """Raises APIError: 400 where a grammar cannot be used, 503 where it cannot be compiled for others' that take too long."""
+        """Raises APIError: 400 if a grammar cannot be used, 503 while other grammars that take too long prevent compiling it."""
         try:
             await self.run(lambda: self._grammars.check(grammar), self._checks)
         except GrammarsBusy:
@@ -102,14 +102,14 @@ def _busy(status: int = 503) -> APIError:
 
 
 def _work_off(queue: Turns) -> None:
-    """One thread: work in turns. What is done is not held while it waits for more."""
+    """A thread's loop over the jobs of `queue`. No reference to a finished job is kept while it waits for the next."""
     while True:
         _work_on(*queue.get())
 
 
 def _work_on(future: Future[Any], work: Callable[[], Any]) -> None:
     if not future.set_running_or_notify_cancel():
-        # nobody waits for it any more
+        # the waiting request was cancelled
         return
     try:
         future.set_result(work())
@@ -118,8 +118,7 @@ def _work_on(future: Future[Any], work: Callable[[], Any]) -> None:
 
 
 def sampling_defaults(folder: Path) -> dict[str, Any]:
-    """What the checkpoint's generation_config.json says of sampling, by the names of `SamplingParams`; what is not valid is
-    left out."""
+    """Sampling parameters in the checkpoint's generation_config.json, by the names of `SamplingParams`; invalid ones left out."""
     try:
         held = json.loads((folder / "generation_config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):

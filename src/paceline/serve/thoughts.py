@@ -1,7 +1,7 @@
-"""Thoughts: what a model that thinks before it answers writes between <think> and </think>, apart from the answer.
+"""Thoughts: separates what a thinking model writes between <think> and </think> from its answer.
 
 Templates of some models (DeepSeek-R1, QwQ) open the thought themselves; others leave it to the model (Qwen 3). Other marks are
-not known here, and text between them is content.
+not recognized, and text between them is content.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ _BLANK = " \t\r\n"
 class _State(Enum):
     BEGINS = auto()
     THINKS = auto()
-    """Nothing but blanks was thought yet."""
+    """In a thought that has only blanks so far."""
     GOES_ON = auto()
     ANSWERS = auto()
-    """Nothing but blanks stands behind the thought yet."""
+    """After the thought, with only blanks so far."""
     SAYS = auto()
 
 
 def thinks(template: str | None) -> bool:
-    """Whether a model thinks, as its chat template shows."""
+    """Whether a model thinks, judged by its chat template."""
     return template is not None and CLOSES in template
 
 
@@ -36,19 +36,19 @@ def is_open(prompt_end: str) -> bool:
 
 
 def is_left_open(message: str) -> bool:
-    """Whether an answer that is continued broke off in a thought."""
+    """Whether a message that is to be continued ends inside a thought."""
     return message.rfind(_OPENS) > message.rfind(CLOSES)
 
 
 class Thoughts:
-    """Reads one answer as it comes. opened: whether it begins in a thought. Blanks around a thought are part of nothing."""
+    """Reads one answer as it arrives. opened: whether it begins inside a thought. Blanks around a thought are dropped."""
 
     def __init__(self, opened: bool) -> None:
         self._state = _State.THINKS if opened else _State.BEGINS
         self._held = ""
 
     def feed(self, text: str) -> tuple[str, str]:
-        """What became known with some more text: what was thought, and what is said."""
+        """(thought, content) that can be decided with the next piece of text."""
         self._held += text
         if self._state is _State.BEGINS:
             start = self._held.lstrip(_BLANK)
@@ -86,15 +86,15 @@ class Thoughts:
         return thought
 
     def end(self) -> tuple[str, str]:
-        """What was still held back when the answer ended."""
+        """(thought, content) still held back when the answer ended."""
         held, self._held = self._held, ""
         return (held, "") if self._state is _State.GOES_ON else ("", held if self._state is _State.BEGINS else "")
 
 
 class ThoughtTokens:
-    """Counts the tokens of a thought, its marks included, as an answer comes.
+    """Counts the tokens of a thought, including its marks, as an answer arrives.
 
-    opened: as of `Thoughts`. piece: the bytes of a token, of special ones too. count: those so far.
+    opened: as in `Thoughts`. piece: gives the bytes of a token, also of special ones. count: thought tokens so far.
     """
 
     def __init__(self, opened: bool, piece: Callable[[int], bytes]) -> None:
@@ -103,7 +103,7 @@ class ThoughtTokens:
         self._held = b""
 
     def see(self, tokens: Iterable[int]) -> None:
-        """The next tokens of the answer."""
+        """Process the next tokens of the answer."""
         for token in tokens:
             if self._ended:
                 return

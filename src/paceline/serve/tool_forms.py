@@ -1,4 +1,4 @@
-"""How a model writes the call of a tool as text: the few forms in use, and which of them a chat template speaks."""
+"""Text forms of tool calls: the few in use, and which of them a chat template uses."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Form:
-    """The pieces of a call in the order they are written; a piece may be a token of its own in some vocabularies.
+    """The pieces of a call in the order they are written; in some vocabularies a piece is a special token.
 
-    opening, between, closing: before the first call, between two calls, behind the last. before, middle, after: around name and
-    arguments. many: the model knows several calls in one answer. trigger: what tells a call from plain text; empty where a call
-    is told by being all of the answer.
+    opening, between, closing: before the first call, between two calls, after the last. before, middle, after: around name and
+    arguments. many: one answer may have several calls. trigger: text that marks a call; empty if a call is recognized by being
+    the whole answer.
     """
 
     opening: tuple[str, ...] = ()
@@ -38,7 +38,7 @@ HERMES = Form(
     between=("\n", "</tool_call>", "\n", "<tool_call>", "\n"),
     closing=("\n", "</tool_call>"),
 )
-"""`<tool_call>{"name": ..., "arguments": ...}</tool_call>`, as Hermes and Qwen write it, and our own form where there is none."""
+"""`<tool_call>{"name": ..., "arguments": ...}</tool_call>`, as Hermes and Qwen write it; also used for models without a form."""
 
 MISTRAL_LIST = Form(opening=("[TOOL_CALLS]", "["), between=(", ",), closing=("]",))
 """`[TOOL_CALLS][{"name": ..., "arguments": ...}]`: Mistral up to its seventh tokenizer."""
@@ -54,11 +54,11 @@ PYTHON_TAG = "<|python_tag|>"
 
 
 _NOT_JSON = ("<arg_key>", "<function=")
-"""Within the marks of Hermes, GLM and Qwen's coders write their arguments one by one."""
+"""GLM and Qwen's coder models use the marks of Hermes, but write the arguments one by one instead of as JSON."""
 
 
 def form_of(template: str) -> Form | None:
-    """The form that a chat template speaks, by the marks in its source; None for one that is not known here."""
+    """The form that a chat template uses, recognized by the marks in its source; None if it is unknown."""
     if "<tool_call>" in template:
         return None if any(mark in template for mark in _NOT_JSON) else HERMES
     if "[ARGS]" in template:

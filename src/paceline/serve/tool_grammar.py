@@ -22,9 +22,9 @@ _NOT_IN_THOUGHT = r"(TEXT & ~/\s*<think>(.|\n)*/) | /\s*<think>(.|\n)*<\/think>(
 
 
 def bare(schema: Any, left_out: frozenset[str] = _REMARKS) -> Any:
-    """A JSON schema without what says nothing of its instances: descriptions alone can be longer than a grammar may be.
+    """A JSON schema without keywords that do not constrain instances: descriptions alone can exceed the longest grammar.
 
-    left_out: the keywords that go.
+    left_out: the keywords to remove.
     """
     if not isinstance(schema, Mapping):
         return schema
@@ -42,7 +42,7 @@ def bare(schema: Any, left_out: frozenset[str] = _REMARKS) -> Any:
 
 
 def _json_rule(schema: Mapping[str, Any], strict: bool, patterns: bool = True) -> str:
-    # one way to put blanks keeps a weak model from writing blanks for ever, and lets schemas share one lexer
+    # fixed whitespace keeps a weak model from writing endless blanks, and lets schemas share one lexer
     options = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": ", "lenient": not strict}
     left_out = _REMARKS if strict or patterns else _REMARKS | _PATTERNS
     return "%json " + json.dumps({**closed(bare(schema, left_out)), "x-guidance": options}, ensure_ascii=False)
@@ -59,12 +59,12 @@ def grammar_of(
     patterns: bool = True,
     thoughts: bool = False,
 ) -> Grammar:
-    """An answer that is one or several calls, or, where `free`, text instead of or before them.
+    """The grammar of an answer that is one or several calls or, if `free`, text instead of calls or before them.
 
     functions: name, parameters, strict of each. special: ids of the form's pieces that are special tokens, which no text can
-    spell. answer: a JSON schema that an answer without a call keeps to. patterns: whether strings keep to those of their schemas
-    where tools are not strict. thoughts: whether the text may begin with a thought, in which nothing is a call. Raises APIError
-    (400) where it would be longer than grammars may be, or cannot tell a call from such an answer.
+    spell. answer: the JSON schema of an answer without a call. patterns: whether to enforce the regular expressions in schemas of
+    tools that are not strict. thoughts: whether the text may begin with a thought, in which nothing is a call. Raises APIError
+    (400) if the grammar would be too long, or could not distinguish a call from an answer by schema.
     """
 
     if answer is not None and not form.trigger:
@@ -81,7 +81,7 @@ def grammar_of(
         if trigger in special:
             opening = ["BEFORE", *opening]
         else:
-            # lazy: as soon as the trigger stands there, it is a call
+            # lazy: the text becomes a call as soon as the trigger appears
             rules.append(f"begun[lazy]: BEFORE {opening[0]}")
             opening = ["begun", *opening[1:]]
         rules.append(f"BEFORE: {_NOT_IN_THOUGHT if thoughts else 'TEXT'}")
@@ -90,7 +90,7 @@ def grammar_of(
     if free and answer is not None:
         rules += ["start: answer | calls", f"answer: {_json_rule(answer, strict=True)}"]
     elif free:
-        # without a trigger a call is told by its brace
+        # without a trigger a call is recognized by its brace
         rules += (
             ["start: TEXT | calls", "TEXT: /(.|\\n)*/"]
             if form.trigger
@@ -100,7 +100,7 @@ def grammar_of(
         rules.append("start: calls")
     more = [f"({' '.join([*written(form.between), 'call'])})*"] if several and form.many else []
     rules.append(f"calls: {' '.join([*opening, 'call', *more, *written(form.closing)])}")
-    # the names share what stands before them: the lexer need not know yet which it will be
+    # all names share the text before them, so the lexer need not choose one of them too early
     rules.append(f"call: {' '.join([*written([form.before]), 'named', *written([form.after])])}")
     rules.append("named: " + " | ".join(f"named_{index}" for index in range(len(functions))))
     for index, function in enumerate(functions):

@@ -1,4 +1,4 @@
-"""From the text of an answer, as it comes, to plain content and calls of tools."""
+"""Parses the text of an answer, as it arrives, into plain content and tool calls."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Thought:
 
 @dataclass(frozen=True)
 class Content:
-    """Text that is no call."""
+    """Text outside of calls."""
 
     text: str
 
@@ -44,7 +44,7 @@ class Arguments:
 
 @dataclass(frozen=True)
 class CallEnded:
-    """Its arguments are whole. A call that the answer's end cuts off does not end."""
+    """The arguments of a call are complete. A call that the end of the answer cuts off has no such event."""
 
     index: int
 
@@ -54,9 +54,9 @@ Event: TypeAlias = Thought | Content | CallBegun | Arguments | CallEnded
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,128}")
 _BLANK = " \t\r\n"
 _QUIET = _BLANK + ",;"
-"""What may stand between two calls and behind the last, beside the form's own pieces."""
+"""Characters that may stand between two calls and after the last, besides the form's own pieces."""
 _LONGEST_HEAD = 512
-"""Characters from the trigger to the arguments, blanks included."""
+"""Most characters from the trigger to the arguments, including blanks."""
 
 
 class PlainText:
@@ -70,10 +70,11 @@ class PlainText:
 
 
 class ToolParser:
-    """Reads one answer in a form. names: of the tools; a call of any other is content, as is whatever is no call after all.
+    """Parses one answer in a given form. names: of the tools; a call of any other name is content, as is text that turns out not
+    to be a call.
 
-    Blanks between the pieces of a call may differ from the form's, and those in front of a call are part of no content. Its
-    memory is bounded by the text; arguments are passed on as they come.
+    Blanks between the pieces of a call may differ from the form's; blanks before a call are dropped. Memory is bounded by the
+    text; arguments are passed on as they arrive.
     """
 
     def __init__(self, form: Form, names: Collection[str], prefix: str = "call_") -> None:
@@ -81,20 +82,20 @@ class ToolParser:
         self._heads = [_compact(piece) for piece in (form.before, form.middle)]
         self._triggers = [form.trigger] if form.trigger else [PYTHON_TAG]
         self._bare = not form.trigger
-        """A call needs no trigger where the answer begins with it."""
+        """Whether a call at the beginning of the answer needs no trigger."""
         quiet = {piece for piece in (*form.between, *form.closing, *self._triggers) if piece.strip(_QUIET)}
         self._passed = (*sorted(quiet), "}") if form.after else tuple(sorted(quiet))
         self._state = self._content
         self._held = ""
-        """Read, and not yet known for what it is."""
+        """Text that was read but is not classified yet."""
         self._said = False
         self._begun = ""
-        """Of a call, before it is known to be one: all that would be content if it is none."""
+        """While the head of a call is read: text before `_held` that becomes content if it is not a call."""
         self._depth, self._quoted, self._escaped = 0, False, False
         self.calls = 0
 
     def feed(self, text: str) -> list[Event]:
-        """What became known with some more text."""
+        """Events that can be decided with the next piece of text."""
         self._held += text
         events: list[Event] = []
         while self._state(events):
@@ -102,7 +103,7 @@ class ToolParser:
         return _joined(events)
 
     def end(self) -> list[Event]:
-        """What was still held back when the answer ended. A call whose name is not whole yet is left out."""
+        """Events for text still held back when the answer ended. A call that did not reach its arguments is left out."""
         events: list[Event] = []
         if self._state == self._content and not (self.calls and not self._held.strip(_BLANK)):
             self._say(events, self._held)
@@ -143,7 +144,7 @@ class ToolParser:
         before, middle = self._heads
         for at, character in enumerate(self._held):
             compact = _compact(self._held[: at + 1])
-            # lists of calls open with a bracket of their own
+            # a list of calls opens with an additional bracket
             compact = compact.removeprefix("[") if not before.startswith("[") else compact
             name = _NAME.match(compact, len(before)) if compact.startswith(before) else None
             begins = before.startswith(compact) or (name and (middle + "{").startswith(compact[name.end() :]))
@@ -161,7 +162,7 @@ class ToolParser:
 
     def _no_call(self, events: list[Event]) -> bool:
         self._say(events, self._begun)
-        # what began it is content now, and cannot begin a call once more
+        # the text that began like a call is content now, and cannot begin a call again
         self._said, self._begun = True, ""
         self._state = self._content
         return True
@@ -188,7 +189,7 @@ class ToolParser:
         return False
 
     def _between(self, events: list[Event]) -> bool:
-        """Behind a call: pieces of the form, the next call, or content again."""
+        """After a call: pieces of the form, the next call, or content again."""
         rest = self._held.lstrip(_QUIET)
         if not rest:
             return False
@@ -196,7 +197,7 @@ class ToolParser:
             if rest.startswith(piece):
                 self._begun = ""
                 self._held = rest[len(piece) :]
-                # a trigger promises a call; the rest only passes by
+                # a trigger begins a call; other pieces are skipped
                 if piece in self._triggers:
                     self._begun, self._state = piece, self._head
                 return True
@@ -215,12 +216,12 @@ def _compact(text: str) -> str:
 
 
 def overlap(text: str, marker: str) -> int:
-    """How much of the end of `text` may be the beginning of `marker`."""
+    """Length of the longest end of `text` that is a proper beginning of `marker`."""
     return next((size for size in range(min(len(marker) - 1, len(text)), 0, -1) if text.endswith(marker[:size])), 0)
 
 
 def _joined(events: list[Event]) -> list[Event]:
-    """Neighbours of the same kind as one."""
+    """The events with adjacent pieces of content merged."""
     joined: list[Event] = []
     for event in events:
         last = joined[-1] if joined else None

@@ -1,4 +1,4 @@
-"""Conversations with tools for templates that know none: what a model is told of its tools, and calls and results as text."""
+"""Conversations with tools for templates without tool support: tools are described in the prompt, calls and results are text."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _MUST = "Answer with a call."
 
 
 _SHOWN = re.compile(r"""(?<![\w.'"])tools(?![\w'"])""")
-"""The variable; a message's field of that name, as Phi-4-mini has it, is another thing."""
+"""The variable `tools`, but not a message's field of that name, which Phi-4-mini's template has."""
 _SHORT = "Tool call IDs should be alphanumeric strings with length 9"
 _NO_SYSTEM = "System role not supported"
-"""What the templates of Gemma 1 and 2, and those made from them, say of a system message."""
+"""The error that the templates of Gemma 1 and 2, and those derived from them, raise for a system message."""
 
 
 def knows_tools(template: str | None) -> bool:
@@ -38,7 +38,7 @@ def has_system(template: str | None) -> bool:
 
 
 def wants_short_ids(template: str | None) -> bool:
-    """Whether a template refuses ids of calls that have not nine letters and digits, as Mistral's do."""
+    """Whether a template refuses call ids that are not nine letters and digits, as Mistral's do."""
     return template is not None and _SHORT in template
 
 
@@ -47,12 +47,12 @@ def spelled_out(
 ) -> list[dict[str, Any]]:
     """The conversation in the roles that every template has.
 
-    The tools go in front of the system message, or are one; without one, `system`, they go in front of what the user says first.
-    Calls become text of the assistant, results messages of the user, with what the user says next: some templates want both to
-    speak in turns.
+    The tools' description goes in front of the system message, or is a new one; if the template takes none (`system` False), it
+    goes in front of the first user message. Calls become assistant text. Results become a user message, joined with the user
+    message that follows, since some templates require alternating roles.
     """
     conversation: list[dict[str, Any]] = []
-    # of calls one behind the other: the last message, once all of them are known
+    # results of consecutive calls: the content of the last message, once all of them are read
     results: list[str] = []
     for message in messages:
         role, content = message["role"], message.get("content") or ""

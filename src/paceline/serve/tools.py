@@ -1,4 +1,4 @@
-"""Tools of a request: what the model is shown of them, the grammar its answer keeps to, and how the answer is read."""
+"""Tools of a request: how they are shown to the model, the grammar of its answer, and how the answer is parsed."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ _SHORT_ID = re.compile(r"[A-Za-z0-9]{9}\Z")
 
 @dataclass(frozen=True)
 class ToolPlan:
-    """What one request's tools come to.
+    """How the tools of one request are handled.
 
     functions: name, description, parameters and strict of those that may be called. shown: tools for the template, as
-    `Service.chat` takes them. grammar: what the answer keeps to; None where nothing binds it. special: ids of the pieces of calls
-    that are special tokens. free: whether the answer may be plain text whatever the grammar. native, system, short_ids: of the
-    template, whether it shows tools, takes a system message, and wants ids of calls to have nine letters and digits. opened:
-    whether the answer begins in a thought; None where it has none. closing: the id of what ends a thought, where it is a special
+    `Service.chat` takes them. grammar: of the answer; None if it is not constrained. special: ids of the pieces of calls that are
+    special tokens. must: whether the answer must be a call. free: whether the grammar also allows any plain text. native, system,
+    short_ids: whether the template shows tools, takes a system message, and requires call ids of nine letters and digits. opened:
+    whether the answer begins inside a thought; None if no thought is expected. closing: the id of </think> if it is a special
     token.
     """
 
@@ -59,18 +59,18 @@ class ToolPlan:
 
     @property
     def keeps_special(self) -> bool:
-        """True where calls, or the end of a thought, can only be read from text that shows special tokens:
-        `SamplingParams.skip_special_tokens` must be False."""
+        """Whether calls or the end of a thought can only be recognized in text with special tokens:
+        `SamplingParams.skip_special_tokens` must then be False."""
         return bool(self.functions and self.special) or self.closing is not None
 
     def reader(self, prefix: str = "call_") -> AnswerReader:
-        """For one answer. prefix: of the ids of its calls."""
+        """A reader for one answer. prefix: of the ids of its calls."""
         names = {function["name"] for function in self.functions}
         return AnswerReader(ToolParser(self.form, names, prefix) if names else PlainText(), self.opened)
 
     def conversation(self, messages: Many[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """Messages as the template takes them. One that knows no tools is told of them in a system message, as JSON, with the
-        form of a call; calls and results of earlier turns become text then."""
+        """Messages as the template takes them. For a template without tool support, the prompt describes the tools as JSON and
+        the form of a call; calls and results of earlier turns become text."""
         if self.native:
             return [_with_short_ids(message) if self.short_ids else dict(message) for message in messages]
         return spelled_out(messages, self.functions, must=self.must, system=self.system)
@@ -84,8 +84,8 @@ async def planned(
     answer: Grammar | None = None,
     allowed: Collection[str] | None = None,
 ) -> ToolPlan:
-    """`plan` for the template and vocabulary of a service; its grammar compiles, without patterns where it does not with them.
-    Raises APIError: 400 where it does not either, 503 where none can be compiled now."""
+    """`plan` for the template and vocabulary of a service, with a grammar that compiles; without patterns if they prevent that.
+    Raises APIError: 400 if it does not compile even so, 503 if no grammar can be compiled now."""
     template = service.chat_template
     special = await _special(service, form_of(template or "") or HERMES) if tools else {}
     planned_as = partial(
@@ -107,7 +107,7 @@ async def planned(
         return made
     if refusal.status != 400:
         raise refusal
-    # a pattern may look ahead, say
+    # a pattern may be unsupported, for example a lookahead
     plainer = planned_as(patterns=False)
     if plainer.grammar == made.grammar or await _refusal(service, plainer) is not None:
         alone = (planned_as(allowed={function["name"]}, patterns=False) for function in made.functions)
@@ -116,19 +116,19 @@ async def planned(
 
 
 async def _blaming(service: Service, plans: Iterable[ToolPlan]) -> APIError | None:
-    """The refusal of the first that is refused, plans of one tool each."""
+    """The error of the first plan whose grammar does not compile. plans: with one tool each."""
     for made in plans:
         refusal = await _refusal(service, made)
         if refusal is not None and refusal.status == 400:
-            # where in the grammar it stands tells nobody anything who did not write it
+            # leave out the position in the grammar, which the client did not write
             reason = refusal.message.rpartition("cannot be used: ")[2].rpartition("failed to compile JSON schema: ")[2]
             return invalid(f"the schema of the tool '{made.functions[0]['name']}' cannot be used: {reason}", "tools")
     return None
 
 
 async def behind_thought(service: Service, made: ToolPlan, param: str) -> ToolPlan:
-    """A plan where the answer begins in a thought, behind which it keeps to the grammar. param: the field that asks for one.
-    Raises APIError (400)."""
+    """The plan for an answer that begins inside a thought; its grammar applies after the thought. param: the field that sets the
+    grammar. Raises APIError (400)."""
     closing = await service.special_id(CLOSES)
     if made.grammar is None:
         return replace(made, opened=True, closing=closing)
@@ -141,7 +141,7 @@ async def behind_thought(service: Service, made: ToolPlan, param: str) -> ToolPl
 
 
 async def _refusal(service: Service, made: ToolPlan) -> APIError | None:
-    """Why the grammar of a plan cannot be had, if so."""
+    """The error of compiling the plan's grammar, if any."""
     try:
         await check(service, made.grammar, "tools")
     except APIError as error:
@@ -164,16 +164,16 @@ def plan(
     """Tools and choice as /v1/chat/completions has them: {"type": "function", "function": {...}}; "none", "auto", "required" or
     {"type": "function", "function": {"name": ...}}.
 
-    A model whose template shows no tools, or in no form that is known here, is told of them in words, in the form of Hermes. With
-    "none" the model is not shown the tools, and nothing it writes is a call. Arguments always keep to their schema; parts of it
-    that no grammar can say are left out, unless the tool is `strict`: then they are refused. parallel: False for at most one
-    call. answer: what an answer that calls nothing keeps to. special: ids of markers that are special tokens. allowed: names of
-    tools that may be called, the others being as if they were not there; all, if None. patterns, thoughts: as in `grammar_of`.
+    If the template shows no tools, or uses a form unknown here, the prompt describes them, with calls in the form of Hermes. With
+    "none" the model is not shown the tools, and nothing it writes is a call. Arguments always match their schema; parts of it
+    that no grammar can express are ignored, unless the tool is `strict`: then they are refused. parallel: False for at most one
+    call. answer: the grammar of an answer without a call. special: ids of markers that are special tokens. allowed: names of
+    tools that may be called, all others are ignored; None for all. patterns, thoughts: as in `grammar_of`.
 
-    Raises APIError (400) for a choice that does not fit the tools, and schemas beyond the bounds.
+    Raises APIError (400) for a choice that does not fit the tools, and for schemas beyond the limits.
     """
     form = form_of(template or "") if knows_tools(template) else None
-    # a template that shows tools in a form not known here would have the model write calls that nobody reads
+    # with a template in an unknown form the model would write calls that cannot be parsed
     native, form = form is not None, form or HERMES
     bare = ToolPlan(form, native=native, system=has_system(template), short_ids=wants_short_ids(template))
     functions = _functions(tools or ())
@@ -193,7 +193,7 @@ def plan(
         schema = json.loads(answer.text)
         if schema is False:
             raise invalid("nothing keeps to a schema that is 'false'", "tools")
-        # a schema that is true is one that everything keeps to
+        # the schema `true` allows everything
         schema = {} if schema is True else schema
     held = {piece: token for piece, token in (special or {}).items() if piece in (*form.markers, PYTHON_TAG)}
     several = parallel is not False and named is None
@@ -207,7 +207,7 @@ def plan(
 
 
 def _with_short_ids(message: Mapping[str, Any]) -> dict[str, Any]:
-    """A message whose calls, or whose call, have ids that Mistral's templates take: always the same for the same."""
+    """The message with call ids that Mistral's templates accept; equal ids stay equal."""
     shortened = dict(message)
     if calls := shortened.get("tool_calls"):
         shortened["tool_calls"] = [{**call, "id": _short(call.get("id") or "")} for call in calls]
@@ -221,7 +221,7 @@ def _short(call_id: str) -> str:
 
 
 def _choice(choice: str | Mapping[str, Any] | None, functions: Many[Mapping[str, Any]]) -> tuple[bool, str | None]:
-    """Whether the answer must be a call, and of which tool alone."""
+    """Whether the answer must be a call, and the name of the only tool allowed, if any."""
     if choice in (None, "none", "auto"):
         return False, None
     if not functions:
@@ -250,7 +250,7 @@ def _functions(tools: Many[Mapping[str, Any]]) -> list[dict[str, Any]]:
         if name in names:
             raise invalid(f"'{place}' has the name of another tool", place)
         names.add(name)
-        # OpenAI: without parameters, a function takes none
+        # as in OpenAI's API, a function without parameters takes none
         schema = {"type": "object", "properties": {}, "additionalProperties": False} if parameters is None else parameters
         if levels_of(schema) > DEEPEST:
             raise invalid(f"the schema of '{place}' is more than {DEEPEST} levels deep", place)
@@ -271,6 +271,6 @@ def _without_strict(function: Mapping[str, Any]) -> dict[str, Any]:
 
 
 async def _special(service: Service, form: Form) -> dict[str, int]:
-    """Markers of a form that are special tokens of the model's vocabulary."""
+    """Markers of a form that are special tokens of the model's vocabulary, with their ids."""
     found = {marker: await service.special_id(marker) for marker in (*form.markers, PYTHON_TAG)}
     return {marker: token for marker, token in found.items() if token is not None}

@@ -1,4 +1,4 @@
-"""Turns: work that waits for a thread, of each API key in the order it came and of all keys by turns; and what is a share."""
+"""Turns: a round-robin queue over API keys for work that waits for a thread; and a key's fair share of a bound."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ Job = tuple[Future[Any], Callable[[], Any]]
 
 
 def holds_little(key: Key, held: Mapping[Key, int], bound: int) -> bool:
-    """Whether a key holds less than its share of what others have filled: the crowd of one key must not lock out all others.
-    held: by key, of those that hold anything."""
+    """Whether a key holds less than its share of a bound that others have filled, so that one key's load does not lock out all
+    others. held: by key, for keys that hold anything."""
     return bool(held.keys() - {key}) and held.get(key, 0) < bound / (len(held) + 1)
 
 
 class Turns:
-    """A queue for several threads. What a key put waits behind what it put before and, for each of these and itself, one job of
-    every other key. most: jobs that may wait for one key."""
+    """A queue for several threads: jobs of one key run in order, and before each of them at most one job of every other key.
+    most: jobs of one key that may wait."""
 
     def __init__(self, most: int) -> None:
         self._most, self._come = most, Condition()
         self._waiting = dict[Key, dict[Future[Any], Callable[[], Any]]]()
-        """Whose turn it is comes first. No key is here without a job, so one that left nothing goes to the end."""
+        """The next key comes first. Keys without jobs are removed, so a key that returns goes to the end."""
 
     def put(self, key: Key, future: Future[Any], work: Callable[[], Any]) -> bool:
-        """False where the key has as many waiting as it may."""
+        """Add a job; False if the key already has `most` waiting."""
         with self._come:
             jobs = self._waiting.get(key, {})
             if len(jobs) >= self._most:
@@ -51,7 +51,7 @@ class Turns:
             return future, work
 
     def drop(self, key: Key, future: Future[Any]) -> None:
-        """A job for which nobody waits any more, if it still waits: it takes neither room nor a turn."""
+        """Remove a job whose result is not needed any more, if it still waits."""
         with self._come:
             jobs = self._waiting.get(key, {})
             jobs.pop(future, None)

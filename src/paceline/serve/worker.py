@@ -1,7 +1,7 @@
-"""Worker: the engine in a process of its own. Orders come in on standard input, news go out on standard output.
+"""Worker: the engine in a separate process. Orders come in on standard input, news go out on standard output.
 
-Its first line of input holds the settings. It ends when its input does, at once, even in the middle of a step: whoever started
-it is gone. An exception in a step ends it too, after a word to everyone: the state of an engine that failed is not to be trusted.
+The first line of input holds the settings. The process exits as soon as its input ends, even in the middle of a step: the server
+is gone. An exception in a step also ends it, after a failure message: the state of an engine that failed cannot be trusted.
 """
 
 from __future__ import annotations
@@ -42,22 +42,22 @@ from paceline.spec import SpecError
 log = logging.getLogger("paceline.serve")
 
 EXTRA_DRAFTERS = (IfItFits("reference:prompt=no"), IfItFits("grammar"))
-"""They have something to say only where a request brings a prediction, or asks for a form."""
+"""They draft only for requests with a prediction, or with a grammar."""
 OFFERED = (IfItFits("ngram"), IfItFits("suffix:past=0"), IfItFits("lookahead"), IfItFits("recycle"))
-"""What requests may name unless the settings say otherwise. Past answers are for `suffix` only where the settings name it:
-without keys all clients are one tenant, and any of them could read there what another was told."""
+"""Drafters that requests may name unless the settings say otherwise. `suffix` uses past answers only if the settings name it:
+without API keys all clients are one tenant, and any of them could find out there what others were answered."""
 Found = Constraint | GrammarError | None
-"""What an answer must keep to, or why that cannot be had; None where its ask has no grammar."""
+"""The constraint of an answer, or why its grammar cannot be used; None if the ask has no grammar."""
 
 
 class Worker:
-    """The engine's loop: take orders, step, tell the news."""
+    """The engine's loop: take orders, step, send news."""
 
     def __init__(self, llm: LLM, orders: Orders, out: BinaryIO) -> None:
         self._llm, self._engine, self._orders, self._out = llm, llm.engine, orders, out
         self._line = Line(News)
         self._running: dict[int, Running] = {}
-        """By the key of its sequence."""
+        """By the key of the sequence."""
         self._numbers: dict[int, int] = {}
         """Number of an ask -> key of its sequence."""
         self._report = Report(self._engine)
@@ -70,7 +70,7 @@ class Worker:
         }
 
     def run(self) -> None:
-        """Until the input ends the process."""
+        """Run until the end of the input ends the process."""
         self._tell(News(ready=self._ready(), stats=self._report.due()))
         while True:
             news = News()
@@ -104,7 +104,7 @@ class Worker:
         )
 
     def _begin(self, number: int, ask: Ask, news: News, found: Found = None) -> None:
-        """Admit an ask, or say why it cannot be. found: by `prepared`, where it has a grammar."""
+        """Admit an ask, or report why it is refused. found: from `prepared`, if the ask has a grammar."""
         if isinstance(found, GrammarError):
             (news.busy if isinstance(found, GrammarsBusy) else news.refused)[number] = str(found)
             return
@@ -131,12 +131,12 @@ class Worker:
         self._report.changed = True
 
     def _end(self, order: Order, news: News) -> None:
-        """End what runs under a number; a no-op where it has ended."""
+        """End the ask with a number; a no-op if it has ended."""
         key = self._numbers.pop(order.number, None)
         if key is not None:
             running = self._running.pop(key)
             if order.late:
-                # what was held back for a stop string, or as half a character, is all that there will be
+                # text held back for a stop string, or as an incomplete character, is final now
                 text = ""
                 if running.sequence.finish_reason is None:
                     stream = self._engine.stops.stream(running.sequence)
@@ -147,7 +147,7 @@ class Worker:
             self._report.changed = True
 
     def _step(self, news: News) -> None:
-        """One step for everyone who is in flight."""
+        """One step for all sequences in flight."""
         began_s = monotonic()
         progress = self._engine.step()
         if progress:
@@ -167,10 +167,10 @@ class Worker:
 
 
 class Orders:
-    """Lines of the input, read by a thread of their own; the end of the input ends the process.
+    """Lines of the input, read in a separate thread; the end of the input ends the process.
 
-    prepare: what is done with an ask that has a grammar first, in a thread that has nothing else to do, while the engine goes on
-    with its steps and whoever has none is served; none comes before the engine is ready. What it finds comes with the order.
+    prepare: called for each ask with a grammar, in another thread, while the engine keeps stepping and takes asks without one.
+    Its result comes with the order. No ask arrives before the engine is ready.
     """
 
     def __init__(self, source: Iterable[bytes], prepare: Callable[[Ask], Found] = lambda ask: None) -> None:
@@ -184,7 +184,7 @@ class Orders:
         try:
             part()
         except BaseException:
-            # nobody else does it: another process is sooner ready than this one is given up
+            # no other thread takes over; a new process is ready sooner than the server would notice that this one hangs
             logging.getLogger("paceline").exception("the engine cannot read its orders")
             os._exit(1)
 
@@ -193,7 +193,7 @@ class Orders:
         for read in self._source:
             order = line.read(read)
             if order.ask is not None:
-                # choices of one request follow one another, and share what they begin with
+                # choices of one request follow one another: let them share one prompt object
                 if order.ask.prompt == prompt:
                     order = replace(order, ask=replace(order.ask, prompt=prompt))
                 else:
@@ -201,7 +201,7 @@ class Orders:
             with self._lock:
                 if order.ask is not None and order.ask.params.grammar is not None:
                     self._preparing.add(order.number)
-                # what ends an ask comes behind it
+                # an order that ends an ask must stay behind it
                 waits = order.number in self._preparing
             if waits:
                 self._waiting.put(order)
@@ -218,7 +218,7 @@ class Orders:
                     self._preparing.discard(order.number)
 
     def taken(self, wait: bool) -> Iterator[tuple[Order, Found]]:
-        """What came in meanwhile; at least one where it is to wait."""
+        """Orders that have arrived; with `wait` at least one."""
         if wait:
             yield self._queue.get()
         while True:
@@ -229,16 +229,16 @@ class Orders:
 
 
 def prepared(engine: Engine, ask: Ask) -> Found:
-    """Compile its grammar: it takes up to seconds, the first one of all a second more."""
+    """Compile the grammar of an ask: takes up to seconds, for the very first grammar a second more."""
     try:
         return engine.constraint(ask.params)
     except GrammarError as error:
-        # refused when it is to begin
+        # `Worker._begin` refuses the ask
         return error
 
 
 def loaded(settings: Settings) -> LLM:
-    """Raises ModelError, UnknownMethod or SpecError, this too where the verifier would have every request refused."""
+    """Raises ModelError, UnknownMethod or SpecError; SpecError also if the verifier would have every request refused."""
     llm = LLM(
         settings.model,
         settings.draft,
@@ -262,35 +262,35 @@ def loaded(settings: Settings) -> LLM:
 
 def main() -> None:
     """Entry point of the process."""
-    # a terminal's interrupt is for the server, which says what is to become of its engine
+    # Ctrl-C in a terminal is for the server, which decides when its engine ends
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     out = os.fdopen(os.dup(1), "wb")
-    # whatever prints must not print into the news
+    # prints of other code must not get into the news
     os.dup2(2, 1)
     settings = Settings.model_validate_json(sys.stdin.buffer.readline())
     configure(settings)
     line: Line[News] = Line(News)
-    # from here on the end of the input is seen, while the model is loaded too
+    # from here on the end of the input ends the process, even while the model is loading
     orders = Orders(sys.stdin.buffer)
     try:
         llm = loaded(settings)
         orders.prepare = partial(prepared, llm.engine)
         worker = Worker(llm, orders, out)
-        # what loading left behind stays for good: the collector need not look through it at every turn
+        # objects made by loading live until the end: exempt them from garbage collection
         gc.freeze()
         worker.run()
     except BaseException as error:
         known = isinstance(error, (ModelError, SpecError, UnknownMethod, CompileError, OutOfPages))
-        # what else it says may quote the texts of requests, as any exception may
+        # do not send the exception's own message, which may quote texts of requests
         failed = "the engine failed" + (f" in '{error.file}'" if isinstance(error, OwnFileError) else "")
         if not known:
             log.exception("%s", failed)
-        # nobody may be left to hear it
+        # the server may be gone
         with suppress(OSError):
             out.write(line.write(News(failure=str(error) if known else f"{failed}: {type(error).__name__}")))
             out.flush()
         sys.stderr.flush()
-        # at once: the interpreter would fail to end while a thread waits for input
+        # not sys.exit: the interpreter fails to shut down while a thread waits for input
         os._exit(2 if known else 1)
 
 

@@ -1,4 +1,4 @@
-"""JSON written in pieces, between which a thread can be interrupted: one call that writes all holds up all others to its end."""
+"""JSON serialized in pieces, between which other threads can run: a single call for all of it would block them to its end."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from typing import Any
 
 _TOGETHER = 64
-"""Entries of a list that are written at once."""
+"""Entries of a list that are serialized in one call."""
 
 
 def pieces(value: Any) -> Iterator[str]:
-    """The text of it, bit by bit."""
+    """The JSON text of a value, in pieces."""
     if isinstance(value, dict):
         opening = "{"
         for name, held in value.items():
@@ -35,5 +35,5 @@ def pieces(value: Any) -> Iterator[str]:
 
 
 def dumped(value: Any) -> str:
-    """The same at once."""
+    """The JSON text of a value, in one call."""
     return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))

@@ -1,9 +1,9 @@
 """Verifier: a pure function from the target's scores to verdicts, and what it promises about them.
 
-Three ways to a verdict are shared. `follow_choices` goes where the target's own choices lead; greedy, every exact verifier does
-that. `NodeByNode` tests the children of a node one after another and walks on from the one that was accepted: most verifiers that
-keep the law differ only in the tests. `LongestPath` takes the longest path of tokens that are good enough: the lossy verifiers
-differ only in what is good enough.
+Three ways to reach a verdict are shared. `follow_choices` follows the target's own choices, as every exact verifier does for
+greedy requests. `NodeByNode` tests the children of a node one after another and walks on from the one that was accepted: most
+verifiers that keep the law differ only in the tests. `LongestPath` takes the longest path of tokens that are good enough: the
+lossy verifiers differ only in what is good enough.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from paceline.trials import Group, Trials, groups_below, recursive
 
 
 class Exactness(Enum):
-    """What a verifier keeps of plain decoding; what it does not declare for a kind of proposal, it does not keep."""
+    """What a verifier keeps of plain decoding; it keeps nothing for a kind of proposal that it does not declare."""
 
     TEXT = "text"
     """Token for token the same."""
@@ -42,11 +42,10 @@ class Exactness(Enum):
 class Verifier(ABC):
     """exactness: per kind of proposal; greedy requests keep their text under every verifier that declares any.
 
-    prefers: kinds a drafter should produce for it, the best first; POINT can always be had. amateur: True where it needs the
+    prefers: kinds a drafter should produce for it, the best first; POINT is always possible. amateur: True where it needs the
     drafter's own distribution, untouched by sampling parameters, at every node, those without children included. law: whose
-    distribution the tokens have, the target's own or one made from it. reads_chain: whether all it looks at of a tree, where it
-    samples, is the path of first children. kernels: what it asks compiled code beside the choices of
-    the target.
+    distribution the tokens have, the target's own or one made from it. reads_chain: whether it looks only at a tree's path of
+    first children when it samples. kernels: compiled code that it uses beside that for the target's choices.
     """
 
     name: str
@@ -61,13 +60,13 @@ class Verifier(ABC):
     def __call__(self, sequences: Many[Sequence], trees: Many[DraftTree], logits: Many[torch.Tensor]) -> list[Verdict]:
         """One verdict per sequence. logits: per sequence float32 [N, V], the target's at every candidate of its tree.
 
-        Raises LogitsError, with the sequence, where a row to sample from holds no number.
+        Raises LogitsError, with the sequence, where a row to sample from does not hold numbers.
         """
 
 
 @contextmanager
 def judged(sequence: Sequence) -> Iterator[None]:
-    """Whatever is raised within because of logits that are not numbers names this sequence."""
+    """A context in which a LogitsError gets this sequence."""
     try:
         yield
     except LogitsError as error:
@@ -76,11 +75,11 @@ def judged(sequence: Sequence) -> Iterator[None]:
 
 
 class NodeByNode(Verifier):
-    """Tests the children of a node in turn; a subclass says with which probabilities (`tested`).
+    """Tests the children of a node in turn; a subclass defines the probabilities (`tested`).
 
     The law is kept for every kind of proposal. Drawn tokens are tested against what they were drawn from. All others count as
     point masses, also those COUPLED by the position's noise: no test here reads that noise, so given the noise they are as
-    fixed as any choice, and the law holds under every noise. All chance comes from streams of its own, keyed by node.
+    fixed as any choice, and the law holds under every noise. All randomness comes from separate streams, keyed by node.
     """
 
     exactness = dict.fromkeys(Proposal, Exactness.LAW)
@@ -119,7 +118,7 @@ class NodeByNode(Verifier):
                 path = tree.path(tip)
                 return Verdict(path, (*tokens, last), len(path))
             token = tree.tokens[child]
-            # equal siblings stand for the same text: what was drafted behind any of them was drafted behind this one
+            # equal siblings stand for the same text: what was drafted behind any of them counts as drafted behind this one
             equal = [node for at in twins for node in tree.siblings[at] if tree.tokens[node] == token and node != child]
             tip, twins, tokens = child, (child, *equal), (*tokens, token)
 
@@ -143,9 +142,9 @@ class LongestPath(Verifier):
     """Accepts every token that is good enough behind accepted ones, and takes the longest path; of equally long ones that with
     the largest probability. Lossy.
 
-    A path is not short for ending: where an end of the text is the likeliest token, it counts as one of the longest, with the
-    probability that it has without the end, whether that was drafted or not. Any other end is a token like others, which must
-    make a path longest and have been drafted: an answer should not end in what is merely good enough.
+    A path that ends the text does not count as short: where a stop token is the likeliest, the path counts as one of the longest,
+    with its probability without that token, whether the token was drafted or not. Other stop tokens are treated like any token,
+    and must be drafted and make their path the longest: an answer should not end with a token that is merely good enough.
     """
 
     exactness: Mapping[Proposal, Exactness] = {}
@@ -171,7 +170,7 @@ class LongestPath(Verifier):
         behind: dict[int, tuple[np.ndarray, int]] = {}
 
         def judged_at(node: int) -> tuple[np.ndarray, int]:
-            """What is good enough behind an accepted node, and what is likeliest there."""
+            """The worth of every token behind an accepted node, and the likeliest token there."""
             if node not in behind:
                 probs = distribution(logits[node], Context(sequence, texts[node]))
                 behind[node] = self.worth(probs), int(probs.argmax())
@@ -182,11 +181,11 @@ class LongestPath(Verifier):
             if parent in totals and (value := judged_at(parent)[0][token]) > -np.inf:
                 totals[node], texts[node] = totals[parent] + value, (*texts[parent], token)
         ending = [bool(node) and token in sequence.stop_ids for node, token in enumerate(tree.tokens)]
-        # policies leave ends out of trees, and the outcome is to be the same
+        # policies leave stop tokens out of trees, and the outcome must be the same
         deepest = max(tree.depth[node] for node in range(tree.candidates) if not ending[node])
 
         def rank(node: int) -> tuple[int, float, int]:
-            """How many levels its path counts for, how likely it is, and how many it has."""
+            """The number of levels its path counts for, its log-probability, and its real number of levels."""
             level, parent = tree.depth[node], tree.parents[node]
             if ending[node]:
                 if judged_at(parent)[1] == tree.tokens[node]:
@@ -211,7 +210,7 @@ def greedy_or(
     trees: Many[DraftTree],
     logits: Many[torch.Tensor],
 ) -> list[Verdict]:
-    """One verdict per sequence: the target's own choices where it is greedy, else what `sampled` says.
+    """One verdict per sequence: the target's own choices where it is greedy, else what `sampled` returns.
 
     logits: for each sequence float32 [N, V], one row per node of its tree. sampled: gets one sequence, its tree and its logits,
     on the host.
@@ -226,7 +225,7 @@ def greedy_or(
 
 
 def _on_host(work: list[tuple[Sequence, DraftTree, torch.Tensor]]) -> list[tuple[Sequence, DraftTree, torch.Tensor]]:
-    """The same with logits on the host, where compiled code makes distributions of them: one copy, and not a wait a row."""
+    """`work` with logits on the host, where compiled code makes distributions of them: one copy in place of a wait per row."""
     if not work or work[0][2].is_cpu:
         return work
     sequences, trees, logits = zip(*work, strict=True)
@@ -259,14 +258,14 @@ def follow_choices(sequences: Many[Sequence], trees: Many[DraftTree], logits: Ma
 
 
 def _in_one(logits: Many[torch.Tensor]) -> torch.Tensor:
-    """float32 [R, V]: the rows of all, one below the other. A single one needs no copy."""
+    """float32 [R, V]: the rows of all tensors, concatenated; without a copy if there is only one."""
     return torch.cat(list(logits)) if len(logits) > 1 else logits[0]
 
 
 def _greedy_choices(sequences: Many[Sequence], logits: Many[torch.Tensor]) -> Iterator[Callable[[int], int]]:
-    """Per sequence, node -> the target's token there. A CPU reads only the rows that are asked for; a device answers once."""
+    """Per sequence, node -> the target's token there. A CPU reads only the rows that are asked for; a GPU reads all at once."""
     if logits[0].is_cpu:
-        # numpy finds a largest number sooner than compiled code is told of one sequence
+        # numpy finds the largest number in less time than it takes to pass one sequence to compiled code
         for sequence, rows in zip(sequences, logits, strict=True):
             yield lambda node, sequence=sequence, rows=rows.numpy(): checked(largest(rows[node]), sequence)
         return
@@ -293,7 +292,7 @@ def _device_choices(
         from paceline.kernels.fused_sampling import Choices
 
         choices = Choices(_in_one([rows[: tree.candidates] for tree, rows in zip(trees, logits, strict=True)]), contexts)
-    # Triton's compiler has no class of error that it could be known by
+    # Triton's compiler has no error class of its own to catch
     except Exception as error:
         if not memory_ended(error):
             give_up(logits[0].device, error)

@@ -43,7 +43,7 @@ class Chain:
 
     @cached_property
     def kept(self) -> list[float]:
-        """G + 1 numbers: what the target keeps of the chain's probability up to each token, at most 1."""
+        """G + 1 numbers: the product of target / proposal up to each token, cut to 1 at every token."""
         kept = [1.0]
         for target, proposal, token in zip(self.target_probs, self.proposal_probs, self.tokens, strict=False):
             kept.append(min(kept[-1] * ratio(target, proposal, token), 1.0))
@@ -105,7 +105,7 @@ def _first_chain(sequence: Sequence, tree: DraftTree, logits: torch.Tensor) -> t
         point[token] = 1.0
         proposals.append(point if group.proposal_probs is None else group.proposal_probs)
         if targets[-1][token] == 0.0:
-            # it cannot pass, nor anything behind it: what the target says there, which may be no number, is not asked
+            # neither it nor anything behind it can pass: the target's logits there, which may be NaN, are not read
             return tuple(path), Chain(tuple(tokens), (*targets, targets[-1]), tuple(proposals))
 
 

@@ -43,11 +43,11 @@ class Options(BaseModel):
 
 
 class Contrastive(NodeByNode):
-    """Contrasts wherever the tree shows the amateur's distribution. A model that drafts shows it at every node of its tree,
-    leaves included; none where it is not asked: for a root with `Budget.some` False, beyond its context or its vocabulary, for a
-    sequence whose `drafters` leave it out or whose `nodes` are 0; nor one of a row that holds what is no number. The verifier
-    sees rows and no model, so it can neither make up for that nor put it off: a verdict emits a token, and at such a node it is
-    one of the target's own law."""
+    """Contrasts wherever the tree records the amateur's distribution. A model that drafts records it at every node of its tree,
+    leaves included, but not where it is not asked: for a root with `Budget.some` False, beyond its context or its vocabulary, for
+    a sequence whose `drafters` leave it out or whose `nodes` are 0; nor for a row that holds NaN. The verifier sees rows and no
+    model, so it can neither compute a missing distribution nor wait for it: a verdict emits a token, and at such a node the token
+    has the target's own law."""
 
     name = "contrastive"
     exactness: Mapping[Proposal, Exactness] = {}
@@ -81,7 +81,7 @@ class Contrastive(NodeByNode):
         """float64 [V]: the contrastive scores. logits: the target's, shaped; amateur: a distribution; both float32 [V]."""
         expert = logits.double().log_softmax(-1)
         against = amateur.to(expert.device).double().log()
-        # it says nothing of a token that it lacks, and nothing must not count as the strongest objection there is
+        # tokens that the amateur lacks have probability 0 there, which must not count as its strongest objection
         scores = expert + self.options.beta * (expert - against.where(against > -torch.inf, expert))
         return scores.masked_fill(expert < expert.max() + np.log(self.options.alpha), -torch.inf)
 

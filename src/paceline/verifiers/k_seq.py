@@ -48,16 +48,16 @@ class KSeq(NodeByNode):
             yield node, min(ratio(target_probs, proposal_probs, token) / scale, 1.0)
         accepted = np.minimum(target_probs / scale, proposal_probs)
         once = float(accepted.sum())
-        # where nothing can be accepted nothing was
+        # where nothing can be accepted, nothing is subtracted
         often = (1.0 - (1.0 - once) ** count) / once if once > 0.0 else 0.0
         return normalised(target_probs - accepted * often, target_probs)
 
 
 def _together(groups: Iterator[Group]) -> Iterator[Group]:
-    """One source's independent draws from one proposal as one group, though they hang on several nodes of the same text.
+    """One source's independent draws from one proposal as one group, though their parents are several nodes of the same text.
 
-    How many there are is settled before any of them is drawn. Of two sources it is not: where room is short, the second drafts as
-    much as what the first one drew has left.
+    Their number is decided before any of them is drawn. For two sources it is not: where room is short, what the second may draft
+    depends on what the first drew.
     """
     held: Group | None = None
     for group in groups:

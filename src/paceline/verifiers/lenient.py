@@ -46,7 +46,7 @@ class Lenient(NodeByNode):
         try:
             while True:
                 child, probability = next(trials)
-                # a ratio that was cut to 1 is cut to 1 behind the division too
+                # a ratio that was cut to 1 is cut to 1 again after the division
                 yield child, min(probability / self.options.lenience, 1.0)
         except StopIteration as ended:
             return ended.value

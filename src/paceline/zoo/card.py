@@ -1,4 +1,4 @@
-"""The model cards, written from the recipe's own record so that text and numbers cannot part."""
+"""The model cards, generated from the recipe's own record so that text and numbers always agree."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ century). It was not aligned or filtered in any way. Do not show its text to use
 
 
 def is_mixed(recipe: dict[str, Any]) -> bool:
-    """Whether the models were trained on the built-in mixture, and not on somebody's own text."""
+    """Whether the models were trained on the built-in mixture, not on a user's own text."""
     return recipe["data"]["shares"].keys() == MIXTURE.keys()
 
 
@@ -120,7 +120,7 @@ def data_section(recipe: dict[str, Any]) -> str:
 
 
 def body(recipe: dict[str, Any], name: str) -> str:
-    """What both cards share."""
+    """The part common to both cards."""
     mixed = is_mixed(recipe)
     curves = "Loss curves: `docs/images/zoo-loss.png` in the source tree. " if mixed else ""
     return f"""\
@@ -150,7 +150,7 @@ sums, so another machine gives other weights of the same quality.
 
 
 def machine(recipe: dict[str, Any]) -> str:
-    """Where the embedded models were trained; of others nobody knows."""
+    """The hardware that the embedded models were trained on; empty for others, as it is unknown."""
     return " on two CPU cores" if is_mixed(recipe) else ""
 
 

@@ -1,8 +1,8 @@
-"""The chat form: markers, template, and the turns made from the same tasks as the tagged documents.
+"""The chat format: markers, template, and the turns made from the same tasks as the tagged documents.
 
 A conversation is `<|user|>QUESTION<|end|><|assistant|>ANSWER<|end|>` per exchange, with no blank or
-newline beside a marker, then `<|endoftext|>`. Markers are special tokens, so what stands on either
-side of one tokenises on its own.
+newline beside a marker, then `<|endoftext|>`. Markers are special tokens, so the text on each side
+of a marker is tokenized separately.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ ASSISTANT = "<|assistant|>"
 END = "<|end|>"
 SPECIAL_TOKENS = (END_OF_TEXT, USER, ASSISTANT, END)
 
-# A system message has no marker of its own (nothing in the data has one): it opens the next user turn.
+# A system message has no marker of its own (the data contains none): it is put at the start of the next user turn.
 CHAT_TEMPLATE = (
     "{%- set held = namespace(system='') -%}"
     "{%- for message in messages -%}"

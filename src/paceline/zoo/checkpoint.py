@@ -1,6 +1,6 @@
 """Resumable checkpoints: folders `step-NNNNNN` with weights, optimiser state and a JSON, no pickle.
 
-A checkpoint is written beside its place and renamed, so that what has the name is whole.
+A checkpoint is written to a temporary folder and renamed, so that a folder with the final name is complete.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ class Progress:
 
 
 def latest(folder: Path) -> Path | None:
-    """The newest whole checkpoint under `folder`."""
+    """The newest complete checkpoint under `folder`."""
     found = sorted(path for path in folder.glob("step-*") if (path / "progress.json").is_file())
     return found[-1] if found else None
 
 
 def save(folder: Path, model: nn.Module, optimizers: dict[str, Optimizer], progress: Progress) -> Path:
-    """Write `folder/step-NNNNNN` and remove the ones before it."""
+    """Write `folder/step-NNNNNN` and remove the earlier ones."""
     place = folder / f"step-{progress.step:06d}"
     part = folder / "writing"
     shutil.rmtree(part, ignore_errors=True)
@@ -50,7 +50,7 @@ def save(folder: Path, model: nn.Module, optimizers: dict[str, Optimizer], progr
     save_file(optimizer_tensors(model, optimizers), part / "optimizer.safetensors")
     (part / "progress.json").write_text(json.dumps(asdict(progress)))
     for path in part.iterdir():
-        # on the disk before the name is: a name without its bytes would be taken for a whole checkpoint
+        # on disk before the rename: after a crash, a name without its data would be taken for a complete checkpoint
         with path.open("rb") as file:
             os.fsync(file.fileno())
     replaced = folder / "replaced"
@@ -65,7 +65,7 @@ def save(folder: Path, model: nn.Module, optimizers: dict[str, Optimizer], progr
 
 
 def check_same_run(folder: Path, made_from: dict[str, str]) -> None:
-    """Raise RecipeError where the newest checkpoint depends on other things: what it learned from would not be what is told."""
+    """Raise RecipeError if the newest checkpoint was made from other inputs: the record would not describe its training."""
     place = latest(folder)
     held = read_progress(place).made_from if place is not None else {}
     other = [name for name, value in made_from.items() if held and held.get(name) != value]
@@ -83,7 +83,7 @@ def load_weights(place: Path, model: nn.Module) -> None:
 
 
 def load(place: Path, model: nn.Module, optimizers: dict[str, Optimizer]) -> Progress:
-    """Put weights and optimiser state back; returns where the run stood."""
+    """Restore weights and optimiser state; returns the run's progress."""
     load_weights(place, model)
     try:
         load_optimizer_tensors(model, optimizers, load_file(place / "optimizer.safetensors"))

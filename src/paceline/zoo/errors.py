@@ -1,4 +1,4 @@
-"""The one exception that means "the user can mend this": shown as a sentence, exit code 2."""
+"""The exception for errors that the user can fix: shown as one sentence, exit code 2."""
 
 
 class RecipeError(Exception):

@@ -1,4 +1,4 @@
-"""Trained checkpoints to what ships: fp16 weights, tokenizer, generation settings, recipe, model card."""
+"""Export of trained checkpoints: fp16 weights, tokenizer, generation settings, recipe, model card."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 
 
 def halved(model: LlamaForCausalLM) -> dict[str, torch.Tensor]:
-    """The weights in fp16, the tied output head left out."""
+    """The weights in fp16, without the tied output head."""
     tensors = {name: value.half().contiguous() for name, value in model.state_dict().items() if name != "lm_head.weight"}
     for name, value in tensors.items():
         if not torch.isfinite(value).all():
@@ -36,7 +36,7 @@ def halved(model: LlamaForCausalLM) -> dict[str, torch.Tensor]:
 
 
 def write_model(model: LlamaForCausalLM, workshop: Workshop, folder: Path) -> None:
-    """All but recipe and card, in the layout that transformers reads."""
+    """Write all files except recipe and card, in transformers' layout."""
     folder.mkdir(parents=True, exist_ok=True)
     save_file(halved(model), folder / "model.safetensors", metadata={"format": "pt"})
     config = json.loads(model.config.to_json_string(use_diff=True))
@@ -53,23 +53,23 @@ def write_json(path: Path, value: dict[str, Any]) -> None:
 
 
 def stage_record(workshop: Workshop, stage: str) -> dict[str, Any]:
-    """How one model came about: what to type to make it again, and what it took."""
+    """How one model was made: the options to make it again, and the time and tokens it took."""
     options = recorded(workshop.out / stage)
     progress = stage_progress(workshop, stage)
-    assert progress is not None  # trained_model has read it before
+    assert progress is not None  # as trained_model has read it before
     recent = progress.losses[-50:]
     return {
         "steps": progress.step,
         "tokens_seen": progress.step * options.step_tokens,
         "training_minutes": round(progress.seconds / 60, 1),
         "final_training_loss": round(sum(recent) / len(recent), 4),
-        # as many as were asked for, unless the text gave no more
+        # the actual size, which is smaller than requested if the text has too few distinct pieces
         "options": {**asdict(options), "vocab_size": workshop.tokenizer.get_vocab_size()},
     }
 
 
 def recipe(workshop: Workshop, models: dict[str, LlamaForCausalLM], measured: dict[str, Measured]) -> dict[str, Any]:
-    """What recipe.json holds: enough to make the same files again, and what they measure."""
+    """The content of recipe.json: enough to make the same files again, and their measurements."""
     return {
         "made_with": "python -m paceline.zoo.train",
         "parameters": {name: model.num_parameters() for name, model in models.items()},
@@ -93,7 +93,7 @@ def recipe(workshop: Workshop, models: dict[str, LlamaForCausalLM], measured: di
 
 def export(workshop: Workshop, weights: Path, curve: Path, name: str) -> None:
     """Write `weights/NAME` and `weights/NAME-draft`, and the loss curves to `curve`."""
-    # what was trained says what it was trained on, not the command that ships it
+    # data options are those of the trained target, not those of the export command
     workshop.options = recorded(workshop.out / "target")
     models = {stage: workshop.trained_model(stage) for stage in ("target", "draft")}
     for stage in models:
@@ -102,7 +102,7 @@ def export(workshop: Workshop, weights: Path, curve: Path, name: str) -> None:
     folders = {"target": weights / name, "draft": weights / f"{name}-draft"}
     for stage, model in models.items():
         write_model(model, workshop, folders[stage])
-    # What ships is measured, not what was trained: fp16 weights, computed in fp32.
+    # measure the exported models, not the trained ones: fp16 weights, computed in fp32
     shipped = {stage: LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).eval() for stage, folder in folders.items()}
     measured = {
         domain: measure(shipped["target"], shipped["draft"], workshop.tokenizer, documents, workshop.end_token)

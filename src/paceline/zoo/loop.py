@@ -1,4 +1,4 @@
-"""The training loop: one straight line from a stream of batches to checkpoints."""
+"""The training loop: from a stream of batches to checkpoints."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from paceline.zoo.losses import Loss
 from paceline.zoo.optimizers import Rates, Schedule, build_optimizers, set_rates
 from paceline.zoo.pack import Stream, inputs_and_targets
 
-LINE_EVERY_STEPS = 10  # where there is no terminal for a bar
+LINE_EVERY_STEPS = 10  # without a terminal, a line of output instead of a progress bar
 
 
 @dataclass(frozen=True)
@@ -41,12 +41,12 @@ class Plan:
     compiled: bool = False
 
     def until(self, steps: int) -> int:
-        """The step at which a run of so many is left."""
+        """The step at which a run of so many steps ends or pauses."""
         return min(steps, self.pause_at or steps)
 
 
 def shortened(plan: Plan, progress: Progress) -> int:
-    """The length of the run: as planned, or shorter once the budget leaves time for the decay alone."""
+    """The length of the run: as planned, or shorter once the time budget suffices only for the decay."""
     begin = Schedule(progress.steps, plan.decay_share, plan.warmup_steps).decay_begin
     if plan.minutes is None or progress.step == 0 or progress.step >= begin:
         return progress.steps
@@ -56,12 +56,12 @@ def shortened(plan: Plan, progress: Progress) -> int:
 
 
 class _Interrupts:
-    """Ctrl-C waits for the end of a step, for half an optimiser's step cannot be continued; a second one does not wait."""
+    """Ctrl-C waits for the end of a step, since half an optimiser's step cannot be resumed; a second Ctrl-C does not wait."""
 
     asked = False
 
     def __enter__(self) -> _Interrupts:
-        # only the main thread hears of it
+        # only the main thread can handle signals
         self._before = signal.signal(signal.SIGINT, self._note) if current_thread() is main_thread() else None
         return self
 
@@ -78,10 +78,10 @@ class _Interrupts:
 def train(
     model: nn.Module, loss: Loss, stream: Stream, plan: Plan, folder: Path, name: str, made_from: dict[str, str] | None = None
 ) -> Progress:
-    """Train `model` in place, resuming from `folder` where it holds a checkpoint.
+    """Train `model` in place, resuming from `folder` if it holds a checkpoint.
 
-    made_from: what the run depends on, kept with it. Raises RecipeError where the checkpoint is longer than the plan, or its
-    length is fixed at another.
+    made_from: what the run depends on, stored in its checkpoints. Raises RecipeError if the checkpoint has more steps than the
+    plan, or its length is already fixed at another number.
     """
     optimizers = build_optimizers(model, plan.rates)
     progress = Progress(seed=stream.seed, made_from=made_from or {})
@@ -129,9 +129,9 @@ def train(
 
 
 def planned_steps(plan: Plan, progress: Progress, name: str) -> int:
-    """The length of a run that stands there: the plan's, until the decay has begun.
+    """The length of a run with this progress: the plan's, until the decay has begun.
 
-    Raises RecipeError where the run is longer than the plan, or its length is fixed at another.
+    Raises RecipeError if the run has more steps than the plan, or its length is already fixed at another number.
     """
     if plan.steps < progress.step:
         raise RecipeError(f"the {name} has {progress.step} steps already, more than the {plan.steps} that are asked for")

@@ -1,4 +1,4 @@
-"""What a batch costs: next-token cross-entropy for the target, distillation for the draft."""
+"""Training losses: next-token cross-entropy for the target, distillation for the draft."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def next_token_loss(model: LlamaForCausalLM) -> Loss:
 
 
 def distillation_loss(draft: LlamaForCausalLM, target: LlamaForCausalLM, data_share: float) -> Loss:
-    """Cross-entropy against the target's whole distribution mixed with `data_share` of the data's token.
+    """Cross-entropy against the target's whole distribution, mixed with `data_share` of cross-entropy against the data's token.
 
-    Up to a constant this is KL(target || draft): its minimum is where the draft proposes as the target chooses.
+    With `data_share` 0 this is KL(target || draft) up to a constant, which is least when both distributions are equal.
     """
 
     def loss(inputs: Tensor, targets: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Held-out loss per domain, and how well the draft foretells the target."""
+"""Held-out loss per domain, and how well the draft predicts the target."""
 
 from __future__ import annotations
 

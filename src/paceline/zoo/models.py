@@ -40,7 +40,7 @@ def build_model(shape: Shape, vocab_size: int, context_tokens: int, end_token: i
     torch.manual_seed(seed)
     model = LlamaForCausalLM(config)
     model.set_attn_implementation("sdpa")
-    # Blocks that start as the identity: Muon's steps have a fixed size, and noise there only has to be unlearned.
+    # Blocks start as the identity: Muon's steps have a fixed size, so initial noise would first have to be unlearned.
     for name, parameter in model.named_parameters():
         if name.endswith(("o_proj.weight", "down_proj.weight")):
             torch.nn.init.zeros_(parameter)

@@ -34,7 +34,7 @@ class Schedule:
         return self.steps - int(self.steps * self.decay_share)
 
     def factor(self, step: int) -> float:
-        """In (0, 1]; the last step still moves a little."""
+        """In (0, 1]; the last step's rate is small, but not zero."""
         warm = min(1.0, (step + 1) / self.warmup_steps)
         if step < self.decay_begin:
             return warm
@@ -69,7 +69,7 @@ def optimizer_tensors(model: nn.Module, optimizers: dict[str, Optimizer]) -> dic
 
 
 def load_optimizer_tensors(model: nn.Module, optimizers: dict[str, Optimizer], tensors: dict[str, Tensor]) -> None:
-    """Put back what `optimizer_tensors` gave."""
+    """Restore the state returned by `optimizer_tensors`."""
     parameters = dict(model.named_parameters())
     owner: dict[Tensor, Optimizer] = {
         parameter: optimizer

@@ -18,19 +18,19 @@ _COUNTS = (
     *SIZES,
     *(f"draft_{size}" for size in SIZES),
 )
-"""Options of which there must be at least one."""
+"""Options that must be at least 1."""
 SHARED = (
     *("seed", "vocab_size", "tokens", "context", "short_context", "batch_tokens", "batches_per_step", "warmup_steps"),
     *("decay_share", "matrix_rate", "other_rate"),
 )
-"""Options that shape target and draft alike."""
+"""Options that affect both target and draft."""
 DRAFT = (*(f"draft_{size}" for size in SIZES), "draft_data_share")
-"""Those of the draft alone."""
+"""Options of the draft alone."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """Everything that shapes the models; folders and the stage to run are not among them."""
+    """All options that affect the models; folders and the stage to run are not included."""
 
     seed: int
     vocab_size: int
@@ -61,7 +61,8 @@ class Options:
     draft_data_share: float
 
     def of(self, stage: str) -> dict[str, object]:
-        """What shapes the model of a stage, its length left out, and the vocabulary, which the tokenizer says."""
+        """The options that affect a stage's model, except its number of steps, and the vocabulary size, which the tokenizer
+        determines."""
         names = {*SHARED, *(SIZES if stage == "target" else DRAFT)} - {"vocab_size"}
         return {name: value for name, value in asdict(self).items() if name in names}
 
@@ -122,7 +123,7 @@ class Options:
         )
 
     def record(self, folder: Path) -> None:
-        """Leave the options beside the run they made."""
+        """Write the options to the folder of the run that uses them."""
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "options.json").write_text(json.dumps(asdict(self), indent=2) + "\n")
 

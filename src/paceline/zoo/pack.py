@@ -1,9 +1,9 @@
-"""Documents to rows of tokens, and the order in which training sees them.
+"""Packing documents into rows of tokens, and the order in which training reads them.
 
-Rows come in two lengths. A document that fits goes into a short row, others into long rows: attention
-costs grow with the row, and most documents here are a few sentences (measured: a third more tokens per
-second than with long rows alone). Every row begins at the beginning of a document (or of a piece of a
-long one), as prompts do. The order is a pure function of seed and step, so resuming needs no state.
+Rows have one of two lengths. A document that fits goes into a short row, others into long rows: the cost of attention
+grows with the length, and most documents here are a few sentences (measured: a third more tokens per second than with
+long rows alone). Every row begins at the beginning of a document (or of a piece of a long one), as prompts do. The
+order is a pure function of seed and step, so resuming needs no state.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from torch import Tensor
 from paceline.zoo.errors import RecipeError
 from paceline.zoo.sources import Corpus
 
-OPEN_ROWS = 64  # rows kept open while packing: more waste less, but mix documents less
+OPEN_ROWS = 64  # rows kept open while packing: more open rows waste less, but mix documents less
 IGNORED = -100  # cross_entropy's default for "no target here"
 
 
 @dataclass(frozen=True)
 class Pool:
-    """Packed rows, and what went into them."""
+    """Packed rows, and statistics of the documents in them."""
 
     short: Tensor
     """[rows, short context + 1] int32."""
@@ -53,7 +53,7 @@ def pieces(tokens: list[int], size: int) -> list[list[int]]:
 
 
 def fill(documents: list[list[int]], size: int, end_token: int) -> Tensor:
-    """Rows [rows, size] of whole documents, each in the fullest open row that takes it."""
+    """Rows [rows, size] of whole documents, each in the fullest open row that has room for it."""
     done: list[list[int]] = []
     rows: list[list[int]] = []
     for document in documents:
@@ -106,12 +106,12 @@ def build_pool(
         counts[domain] = count
         epochs[domain] = round(used / len(documents), 3)
     random.Random(f"pool order {seed}").shuffle(chosen)
-    # One more than the context: a row gives `context` inputs and as many targets.
+    # one more than the context: a row gives `context` inputs and as many targets
     short_size, long_size = short_context + 1, long_context + 1
     short = [document for document in chosen if len(document) <= short_size]
     long = [piece for document in chosen if len(document) > short_size for piece in pieces(document, long_size)]
-    # A long document's short last piece is packed with the short ones.
-    # ... but for one that is its end alone, which holds nothing to foretell.
+    # A long document's short last piece is packed with the short ones,
+    # unless it is the end token alone, which leaves nothing to predict.
     short += [piece for piece in long if len(piece) <= short_size and piece != [end_token]]
     long = [piece for piece in long if len(piece) > short_size]
     if not short and not long:
@@ -152,14 +152,14 @@ def permutation(seed: int, kind: str, epoch: int, rows: int) -> list[int]:
 
 
 def row_index(seed: int, kind: str, position: int, rows: int) -> int:
-    """Which row is read at `position` of the endless stream."""
+    """Index of the row at `position` of the endless stream."""
     epoch, place = divmod(position, rows)
     return permutation(seed, kind, epoch, rows)[place]
 
 
 @dataclass(frozen=True)
 class Stream:
-    """The batches of a training run: `batches(step)` depends on nothing but pool, sizes, seed and step."""
+    """The batches of a training run: `batches(step)` depends only on pool, sizes, seed and step."""
 
     pool: Pool
     seed: int
@@ -168,7 +168,7 @@ class Stream:
     batches_per_step: int
 
     def _long_before(self, batch: int) -> int:
-        """Long batches among the first `batch`: spread evenly, in proportion to the pool."""
+        """Number of long batches among the first `batch`: spread evenly, in proportion to the pool."""
         if len(self.pool.short) == 0:
             return batch
         return int(batch * self.pool.long_share)
@@ -190,7 +190,7 @@ class Stream:
 
 
 def inputs_and_targets(rows: Tensor, end_token: int) -> tuple[Tensor, Tensor]:
-    """Split [B, T + 1] rows into inputs and targets [B, T]; the padding after a row's end is no target."""
+    """Split [B, T + 1] rows into inputs and targets [B, T]; padding after a row's end is not a target."""
     inputs, targets = rows[:, :-1], rows[:, 1:].clone()
     targets[(inputs == end_token) & (targets == end_token)] = IGNORED
     return inputs, targets

@@ -7,9 +7,9 @@ from pathlib import Path
 from paceline.zoo.checkpoint import Progress
 
 PICTURES = (".png", ".pdf", ".svg")
-"""The suffixes of a picture, which say what it is."""
+"""Supported file suffixes of a picture, which determine its format."""
 _HIGHEST = 6.0
-"""Losses of the first steps lie above what the rest of a curve is drawn for."""
+"""Upper limit of the loss axis, as losses of the first steps would compress the rest of a curve."""
 
 
 def plot_losses(runs: dict[str, tuple[Progress, int]], path: Path) -> None:

@@ -1,8 +1,8 @@
 """Training documents from files: the built-in mixture, or any text and JSONL files.
 
-Every document is a string; the packer adds `<|endoftext|>`. Tagged tasks keep one spacing rule: the
+Every document is a string; the packer adds `<|endoftext|>`. Tagged tasks follow one spacing rule: the
 prompt ends with its tag and no blank (`=> text`, `=> sql`, `=> answer`), the answer begins after
-exactly one blank. With the tokenizer of this recipe the prompt's tokens are then always the first
+exactly one blank. With the tokenizer of this recipe, the prompt's tokens are then always the first
 tokens of the whole document.
 """
 
@@ -43,7 +43,7 @@ FILES = (
     "tinystories/val_decoded.txt",
     "novels100/novels100_train.txt.gz",
 )
-"""What the built-in mixture reads, relative to the data folder."""
+"""The files of the built-in mixture, relative to the data folder."""
 
 HELD_OUT_SHARE = 0.02
 PASSAGE_BYTES = 3_600  # about one row of 1,024 tokens of a novel
@@ -52,7 +52,7 @@ STORY_IN_CHAT_CHARACTERS = 700  # so that a told story fits a short row
 
 @dataclass(frozen=True)
 class Corpus:
-    """Documents per domain, and what they were read from."""
+    """Documents per domain, and the files they were read from."""
 
     train: dict[str, list[str]]
     held_out: dict[str, list[str]]
@@ -74,17 +74,17 @@ def tagged_gsm8k(question: str) -> str:
 
 
 def official_spelling(meaning: str) -> str:
-    """The spelling of the published E2E files, where these have lost or gained blanks."""
+    """The spelling of the published E2E files, with the blanks that these lost or gained."""
     return re.sub(r"£ (?=\d)", "£", meaning).replace("customerrating", "customer rating").replace("£20 - 25", "£20-25")
 
 
 def without_calculator(answer: str) -> str:
-    """GSM8K's `<<48/2=24>>` notes are for a calculator tool that nothing here has; `#### 24` stays."""
+    """Remove GSM8K's `<<48/2=24>>` annotations for a calculator tool, which does not exist here; `#### 24` stays."""
     return re.sub(r"<<[^>]*>>", "", answer)
 
 
 def is_held_out(document: str) -> bool:
-    """Two documents in a hundred, by content, so that the choice survives reordering."""
+    """Whether a document is held out: two in a hundred, by content, so that the choice does not depend on their order."""
     digest = hashlib.sha256(document.encode()).digest()
     return int.from_bytes(digest[:4], "big") < HELD_OUT_SHARE * 2**32
 
@@ -98,7 +98,7 @@ def split(documents: list[str]) -> tuple[list[str], list[str]]:
 
 
 def read_text(path: Path) -> str:
-    """The UTF-8 text of a file, gzip or not."""
+    """The UTF-8 text of a file, gzipped or plain."""
     try:
         data = path.read_bytes()
         return (gzip.decompress(data) if path.suffix == ".gz" else data).decode("utf-8-sig")
@@ -112,7 +112,7 @@ def read_text(path: Path) -> str:
 
 def read_rows(path: Path) -> Iterator[dict[str, Any]]:
     """The objects of a JSONL file."""
-    # Not splitlines(): JSON strings may hold U+2028 and its like, which only look like line ends.
+    # not splitlines(): JSON strings may contain U+2028 and similar characters, which are not line ends of JSONL
     for number, line in enumerate(read_text(path).split("\n"), start=1):
         if not line.strip():
             continue
@@ -147,7 +147,7 @@ def column(path: Path, *names: str) -> list[tuple[str, ...]]:
 
 
 def single_blanks(text: str) -> str:
-    """Typesetters' doubled blanks inside a line carry nothing."""
+    """Replace runs of blanks inside a line, which have no meaning, by single ones."""
     return re.sub(r"(?<=\S) {2,}", " ", text)
 
 
@@ -178,7 +178,7 @@ def built_in(data: Path, seed: int) -> Corpus:
 
     tasks_train: dict[str, list[Exchange]] = {}
     tasks_held_out: dict[str, list[Exchange]] = {}
-    # Every fourth in the official spelling: users will type either.
+    # every fourth in the official spelling, since users may type either
     tasks_train["e2e"] = [
         (mr if number % 4 else official_spelling(mr), ref)
         for number, (mr, ref) in enumerate(column(data / FILES[0], "mr", "ref"))
@@ -193,7 +193,7 @@ def built_in(data: Path, seed: int) -> Corpus:
     code_train, code_held_out = split([text for (text,) in column(data / FILES[5], "text")])
     stories = [story.strip() for story in read_text(data / FILES[6]).split("<|endoftext|>")]
     stories_train, stories_held_out = split([story for story in stories if story])
-    # The last books are held out, for passages of one book are too alike to judge by; the first of them begins in training.
+    # The last books are held out as a whole, since passages of one book are too similar; the first of these begins in training.
     novels = passages(single_blanks(read_text(data / FILES[7])))
     last = int(len(novels) * (1 - HELD_OUT_SHARE))
 
@@ -231,7 +231,7 @@ def from_files(paths: list[Path]) -> Corpus:
     if not documents:
         raise RecipeError(f"there is no text in {', '.join(str(path) for path in paths)}")
     train, held_out = split(documents)
-    # chance may take all of few documents for one side; of a single one nothing is held out
+    # with few documents, all may fall on one side by chance; a single document is not held out
     if not held_out and len(train) > 1:
         held_out = [train.pop()]
     if not train:

@@ -1,4 +1,4 @@
-"""The recipe's stages, each reading what the one before left in the run's folder."""
+"""The recipe's stages; each reads the previous stage's files from the run's folder."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from paceline.zoo.tokenizer import load_tokenizer, save_tokenizer, train_tokeniz
 
 @dataclass
 class Workshop:
-    """One run's folder and options; what is dear to make is made once, when first asked for."""
+    """One run's folder and options; expensive objects are made once, on first use."""
 
     options: Options
     data: Path
@@ -54,7 +54,7 @@ class Workshop:
 
     @property
     def stop_tokens(self) -> list[int]:
-        """What ends a generation: the document's end, and the end of a chat turn."""
+        """Tokens that end a generation: the end of a document, and the end of a chat turn."""
         return [self.token(END_OF_TEXT), self.token(END)]
 
     def token(self, text: str) -> int:
@@ -65,7 +65,7 @@ class Workshop:
 
     @cached_property
     def pool(self) -> Pool:
-        """The packed rows, kept in a file named after all that they depend on."""
+        """The packed rows, cached in a file whose name is a hash of everything they depend on."""
         options = self.options
         sizes = (options.tokens, options.short_context, options.context, options.seed)
         about = [self.corpus.files, self.corpus.shares, sizes, self.tokenizer.to_str()]
@@ -83,7 +83,7 @@ class Workshop:
         return Stream(self.pool, seed, options.batch_tokens, options.batches_per_step)
 
     def made_from(self, stage: str, options: Options) -> dict[str, str]:
-        """What a stage's model depends on beside its length."""
+        """Everything a stage's model depends on except the length of its training, by name."""
         made = {f"--{name.replace('_', '-')}": str(value) for name, value in options.of(stage).items()}
         made["tokenizer"] = hashlib.sha256(self.tokenizer.to_str().encode()).hexdigest()
         made["data"] = hashlib.sha256(json.dumps(self.corpus.files).encode()).hexdigest()
@@ -97,7 +97,7 @@ class Workshop:
         return build_model(shape, vocab_size, options.context, self.end_token, options.seed)
 
     def trained_model(self, stage: str) -> LlamaForCausalLM:
-        """The weights of a stage that is finished, in the shape it was trained with."""
+        """The model of a finished stage, in the shape it was trained with."""
         folder = self.out / stage
         place = checkpoint.latest(folder)
         if place is None:
@@ -129,7 +129,7 @@ def make_target(workshop: Workshop, pause_at: int | None, checkpoint_every_s: fl
 def make_draft(workshop: Workshop, pause_at: int | None, checkpoint_every_s: float) -> Progress:
     options, folder = workshop.options, workshop.out / "draft"
     target = workshop.trained_model("target")
-    # Another order than the target's, so that the two do not see the same rows in the same company.
+    # a different order than the target's, so that the two do not see the same batches
     stream = workshop.stream(options.seed + 1)
     draft = workshop.new_model("draft", options)
     made_from = workshop.made_from("draft", options)
@@ -140,9 +140,9 @@ def make_draft(workshop: Workshop, pause_at: int | None, checkpoint_every_s: flo
 
 
 def _begin(workshop: Workshop, stage: str, plan: Plan, made_from: dict[str, str]) -> None:
-    """Write down the options that a stage goes on with. Raises RecipeError where it cannot.
+    """Record the options that a stage continues with. Raises RecipeError if it cannot continue.
 
-    A command that is refused, or that finds nothing left to train, leaves them as they were: they say how the weights came about.
+    A command that is refused, or has nothing left to train, does not change them: they must describe how the weights were made.
     """
     folder = workshop.out / stage
     checkpoint.check_same_run(folder, made_from)

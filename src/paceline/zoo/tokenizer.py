@@ -73,7 +73,7 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path, context_tokens: int) -> N
         "chat_template": CHAT_TEMPLATE,
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n")
-    # last and whole: where it is there, the tokenizer counts as made
+    # written last and atomically, since its existence marks the tokenizer as made
     part = folder / "tokenizer.tmp"
     tokenizer.save(str(part))
     part.rename(folder / "tokenizer.json")
@@ -85,6 +85,6 @@ def load_tokenizer(folder: Path) -> Tokenizer:
         raise RecipeError(f"there is no tokenizer in {folder}: run --what tokenizer first")
     try:
         return Tokenizer.from_file(str(path))
-    # the library raises plain ones
+    # the library raises plain Exception
     except Exception as error:
         raise RecipeError(f"{path} is no tokenizer: {error}") from None

@@ -1,6 +1,6 @@
 """The recipe's command line: `python -m paceline.zoo.train`.
 
-It makes tokenizer, target and draft from the folder of --data, or from the files of --text, and exports them.
+It makes tokenizer, target and draft from the folder given by --data, or the files given by --text, and exports them.
 Each stage can be run alone with --what, stopped at any time, and continued by the same command.
 """
 
@@ -99,7 +99,7 @@ def main(
             raise RecipeError(f"--curve {curve}: its name must end in {', '.join(PICTURES[:-1])} or {PICTURES[-1]}")
         if text and what in (What.export, What.all) and weights == PACKAGE / "weights":
             raise RecipeError("what is trained on --text would replace the embedded models: name a folder with --weights")
-        # files are read instead of the mixture, whose folder then is never looked at
+        # with --text, files are read instead of the mixture, and the data folder is not used
         workshop = Workshop(options, data or Path(), text or [], out)
         if what == What.tokenizer or (what == What.all and not (workshop.tokenizer_folder / "tokenizer.json").is_file()):
             make_tokenizer(workshop)
@@ -115,7 +115,7 @@ def main(
             from paceline.zoo.export import export
 
             export(workshop, weights, out / "loss.png" if curve is None else curve, name)
-    # a full disk, or a folder that cannot be written, is said as plainly as what the recipe refuses
+    # a full disk, or a folder that cannot be written, is reported in the same way as the recipe's own errors
     except (RecipeError, OSError, SafetensorError) as error:
         typer.echo(f"error: {error}", err=True)
         sys.exit(2)
@@ -125,7 +125,7 @@ def main(
 
 
 def paused(stage: str, progress: Progress, workshop: Workshop) -> bool:
-    """Draw what a stage has learned, and say whether it is paused: what is not finished is neither distilled nor shipped."""
+    """Draw the loss curves, and return whether a stage is paused: an unfinished model is neither distilled nor exported."""
     draw_curves(workshop, workshop.out / "loss.png")
     if progress.step == progress.steps:
         return False

@@ -181,7 +181,7 @@ def test_narrow_activations_lie_as_the_tiles_read_them(count: int, height: int, 
 
 @pytest.mark.parametrize("name", ["w8a8", "int8"])
 @pytest.mark.parametrize("odd", [torch.nan, torch.inf])
-def test_what_is_no_number_makes_what_shares_its_scale_none(name: str, odd: float) -> None:
+def test_a_value_that_is_not_finite_spoils_only_the_activations_that_share_its_scale(name: str, odd: float) -> None:
     form, row = FORMATS[name], torch.ones(2 * GROUP)
     row[GROUP + 3] = odd
     out = torch.zeros(form.row_bytes(2 * GROUP) // 4)

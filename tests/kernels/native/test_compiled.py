@@ -64,7 +64,7 @@ def test_compiling_is_told_and_reading_from_disk_is_not(kept: Path) -> None:
     assert len([*kept.iterdir()]) == 2, "nothing else is left"
 
 
-def test_what_another_installation_writes_meanwhile_is_not_what_runs(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_that_another_installation_writes_meanwhile_is_not_run(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write = compiled.write
 
     def both_write(kernel: Kernel, code: bytes, folder: Path) -> None:
@@ -95,7 +95,7 @@ def test_a_compiler_makes_no_code_for_itself() -> None:
 
 
 @pytest.mark.parametrize("damage", ["cut", "changed", "emptied", "of other sources"])
-def test_what_is_not_whole_is_compiled_anew(kept: Path, damage: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_damaged_or_outdated_kernel_file_is_recompiled(kept: Path, damage: str, monkeypatch: pytest.MonkeyPatch) -> None:
     ready([Kernel(IDLE.name)])
     (file,) = kept.iterdir()
     whole = file.read_bytes()
@@ -151,7 +151,7 @@ def test_a_kernel_that_cannot_be_compiled_says_why(kept: Path, monkeypatch: pyte
         ("/bin/cat", "kernels cannot be compiled"),
     ],
 )
-def test_without_a_python_to_compile_in_it_says_so(
+def test_a_missing_or_failing_python_for_the_compiler_is_named_in_the_error(
     kept: Path, monkeypatch: pytest.MonkeyPatch, python: str | None, why: str
 ) -> None:
     for _ in range(3):
@@ -161,7 +161,7 @@ def test_without_a_python_to_compile_in_it_says_so(
             ready([Kernel(IDLE.name)])
 
 
-def test_what_runs_this_but_is_no_python_is_not_waited_for(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_executable_that_is_no_python_is_not_waited_for(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     deaf, talks = kept / "deaf", kept / "talks"
     deaf.write_text("#!/bin/sh\nexec sleep 600\n")
     talks.write_text("#!/bin/sh\necho Welcome\nexec sleep 600\n")
@@ -188,7 +188,7 @@ def test_the_current_folder_and_the_settings_of_numba_have_no_say(
     assert kernel.address
 
 
-def test_what_waits_is_let_go_when_one_fails(kept: Path) -> None:
+def test_waiting_compilations_are_dropped_when_one_fails(kept: Path) -> None:
     waited = compilers.Compilers(compiled.SOURCES, kept, dict(os.environ))
     with pytest.raises(CompileError, match="kernel nap cannot be compiled"):
         waited.compile(
@@ -198,7 +198,7 @@ def test_what_waits_is_let_go_when_one_fails(kept: Path) -> None:
     assert not [*kept.glob("*step*")]
 
 
-def test_every_command_shows_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_command_shows_log_messages_of_level_info(monkeypatch: pytest.MonkeyPatch) -> None:
     log = logging.getLogger("paceline")
     monkeypatch.setattr(log, "level", logging.NOTSET)
     assert CliRunner().invoke(app, ["models"]).exit_code == 0
@@ -251,7 +251,7 @@ def test_an_array_of_another_kind_is_refused(table: np.ndarray) -> None:
         rehash.call(tables=table)
 
 
-def test_what_a_definition_raises_is_no_answer(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_exception_in_compiled_code_raises_runtime_error(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def it(count: Any) -> Any:
         if count > 3:
             raise ValueError("too many")
@@ -300,7 +300,9 @@ def test_the_folders_are_the_one_that_is_named_or_beside_the_sources_and_the_use
     assert found() == (tmp_path / "kernels",)
 
 
-def test_a_model_whose_kernels_cannot_be_compiled_is_not_another_one(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_whose_kernels_cannot_be_compiled_does_not_fall_back_to_another_backend(
+    kept: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The other backend would hold it in another precision, and say other words."""
     ran = run(
         "import sys\nfrom paceline import LLM\nsys.executable = '/nothing'\n"

@@ -49,7 +49,7 @@ def test_without_a_core_for_each_fewer_run_most_of_the_time(threads: int, cores:
     assert left < max(counts) <= threads
 
 
-def test_all_of_them_run_again_when_the_machine_is_free() -> None:
+def test_all_threads_run_again_when_the_machine_is_free() -> None:
     machine = Machine(1)
     machine.ran(16, 3)
     machine.cores = 16
@@ -72,7 +72,7 @@ def test_a_core_that_is_gone_for_a_moment_changes_nothing() -> None:
     assert (contention.times, contention.allowed(2)) == (0, 2)
 
 
-def test_those_who_ask_for_fewer_anyway_get_them() -> None:
+def test_contention_does_not_lower_a_thread_count_that_is_low_already() -> None:
     contention = Contention(lambda: 0.0)
     contention.observe(8, 1.0, 0.9)
     assert [contention.allowed(threads) for threads in (8, 6, 4, 2, 1)] == [4, 4, 4, 2, 1]

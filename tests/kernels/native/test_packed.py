@@ -54,7 +54,7 @@ def test_every_byte_is_what_torch_makes_of_the_matrix(name: str, count: int) -> 
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_rows_that_do_not_lie_side_by_side(name: str) -> None:
+def test_strided_matrices_are_packed_like_contiguous_ones(name: str) -> None:
     weight = numbers(INPUTS, OUTPUTS)
     for part in (weight.T, weight[:, 3:20], weight[::2]):
         assert torch.equal(pack(part, FORMS[name]).data, pack(part.contiguous(), FORMS[name]).data)
@@ -62,7 +62,7 @@ def test_rows_that_do_not_lie_side_by_side(name: str) -> None:
 
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("value", [torch.inf, torch.nan])
-def test_what_is_no_number_is_seen_in_products(name: str, value: float) -> None:
+def test_a_weight_that_is_not_finite_makes_its_output_not_finite(name: str, value: float) -> None:
     """Nor is what no scale can hold taken for something smaller."""
     weight = numbers(PANEL, INPUTS)
     weight[3, 40] = value
@@ -71,7 +71,7 @@ def test_what_is_no_number_is_seen_in_products(name: str, value: float) -> None:
 
 
 @pytest.mark.parametrize("name", ["int8", "int4", "w8a8"])
-def test_a_scale_beyond_half_precision_is_seen_too(name: str) -> None:
+def test_a_scale_beyond_half_precision_makes_its_output_not_finite(name: str) -> None:
     weight = numbers(PANEL, INPUTS)
     weight[3, 40] = 1e9
     assert not multiplied(pack(weight, FORMS[name]), torch.ones(1, INPUTS))[0, 3].isfinite()

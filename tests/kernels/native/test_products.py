@@ -71,7 +71,7 @@ def test_a_row_has_the_same_bits_in_any_company(name: str, mode: int) -> None:
 
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("count", sorted({5, min(8, MOST_ROWS), MOST_ROWS}))
-def test_panels_come_one_by_one_or_together(name: str, count: int) -> None:
+def test_a_product_of_some_panels_leaves_other_panels_alone(name: str, count: int) -> None:
     packed, _ = matrix(name, 5 * PANEL, 2 * GROUP)
     rows = numbers(count, packed.inputs)
     whole, parts = multiplied(packed, rows), torch.full((count, 5 * PANEL), 7.0)
@@ -110,7 +110,7 @@ def test_a_product_scaled_once_may_begin_with_what_is_there(name: str, count: in
 
 @pytest.mark.parametrize("inputs", [SUMMED - 1, SUMMED, SUMMED + 1, 2 * SUMMED + 70])
 @pytest.mark.parametrize("name", ["int8", "int4", "w8a8"])
-def test_the_largest_of_all_products_have_room(name: str, inputs: int) -> None:
+def test_the_largest_possible_products_do_not_overflow(name: str, inputs: int) -> None:
     """Ones everywhere, of either sign: every product is the largest there is, and so is every sum."""
     weight = torch.ones(3, inputs)
     weight[1] = -1
@@ -166,7 +166,7 @@ def test_a_product_is_added_in_one_rounding(name: str, count: int) -> None:
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_what_is_packed_is_what_is_represented(name: str) -> None:
+def test_packed_weights_equal_the_represented_weights(name: str) -> None:
     """A row that is 1 at one input reads a column of the weights; whole numbers read it exactly too, for 1 is the largest."""
     packed, weight = matrix(name, PANEL + 3, GROUP + 2)
     for first in range(0, packed.inputs, MOST_ROWS):

@@ -60,7 +60,7 @@ def chosen(row: np.ndarray, choice: int, wanted: int) -> list[int]:
 
 
 @pytest.mark.parametrize("wanted", [1, 2])
-def test_of_two_that_nearly_tie_one_is_drawn_all_the_same(wanted: int) -> None:
+def test_drawn_siblings_are_not_withheld_where_two_tokens_nearly_tie(wanted: int) -> None:
     first, second, _ = noise.gumbel(SEED, LENGTH, np.arange(3)).tolist()
     tied, apart = (np.array([0.0, first - second + lead, -30.0], np.float32) for lead in (0.0, 0.5))
     for choice in (COUPLED, INDEPENDENT, REPLACED, PAIRED):

@@ -94,7 +94,7 @@ def _lateness(sources: str) -> Any:
 
 @pytest.mark.skipif(THREADS[-1] == 1, reason="one core")
 @pytest.mark.parametrize("thread", range(THREADS[-1]))
-def test_what_a_thread_lost_is_told_whichever_it_was(thread: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_lateness_of_any_thread_is_reported_to_contention(thread: int, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[tuple[int, float, float]] = []
     monkeypatch.setattr(native_threads.CONTENTION, "observe", lambda *step: told.append(step))
     record = np.array([thread, 30_000], np.int64)

@@ -1,4 +1,4 @@
-"""What a machine can do, as LLVM tells it."""
+"""The vector lanes, registers and features of a processor, as LLVM reports them."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def test_texts_that_differ_are_told(opened: Browser, service: WordService):
     assert opened.text("#verdict") == "The texts differ from token 1 on."
 
 
-def test_a_model_without_a_template_or_of_another_kind(tab: Browser, service: WordService):
+def test_chat_and_its_examples_are_off_for_a_model_without_a_template(tab: Browser, service: WordService):
     service.reset(has_chat_template=False, model="other")
     tab.open()
     tab.until(READY)

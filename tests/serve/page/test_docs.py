@@ -55,7 +55,7 @@ def test_every_route_and_its_fields(tab: Browser, service: WordService, dark: bo
     assert {url for url in tab.requested() if not url.startswith((f"{tab.address}/", "data:"))} == set()
 
 
-def test_the_calls_are_taken(tab: Browser, service: WordService):
+def test_the_server_accepts_every_example_call_of_the_docs_page(tab: Browser, service: WordService):
     service.reset(pause_s=0.0)
     tab.open(path="/docs")
     tab.until(READ)
@@ -71,7 +71,7 @@ def test_the_calls_are_taken(tab: Browser, service: WordService):
             assert answer.status == 200, call
 
 
-def test_a_key_opens_it_and_is_never_shown(tab: Browser, service: WordService):
+def test_an_api_key_opens_the_docs_page_and_is_never_shown(tab: Browser, service: WordService):
     service.reset(model="locked")
     tab.open(path="/docs")
     tab.until("!document.getElementById('key-form').hidden")

@@ -61,13 +61,13 @@ def test_a_file_that_is_known_is_not_sent_again(client):
 @pytest.mark.parametrize(
     "name", ["other.js", "index.html", "api.html", "..%2Fsettings.py", "%2e%2e/settings.py", "main.js%00", ""]
 )
-def test_nothing_else_is_served(client, name):
+def test_paths_outside_the_page_files_are_not_served(client, name):
     assert client.get(f"/page/{name}", follow_redirects=False).status_code in (307, 404)
     assert "Settings" not in client.get(f"/page/{name}").text
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_nothing_comes_from_elsewhere(name):
+def test_page_files_load_nothing_from_other_hosts(name):
     text = (FOLDER / name).read_text()
     assert set(re.findall(r"https?://[^'\"\s)]+", text)) <= {"http://www.w3.org/2000/svg"}
     for module in re.findall(r'from "([^"]+)"', text):

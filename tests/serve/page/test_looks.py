@@ -64,7 +64,7 @@ def contrast(one: tuple[float, ...], other: tuple[float, ...]) -> float:
     return (high + 0.05) / (low + 0.05)
 
 
-def test_everything_has_a_name(opened: Browser):
+def test_every_control_has_an_accessible_name(opened: Browser):
     generate(opened, 10)
     nameless = (
         "[...document.querySelectorAll('input, textarea, button, [tabindex], [role=img], fieldset')].filter((one) =>"

@@ -48,7 +48,7 @@ def test_tokens_are_coloured_by_who_proposed_them(opened: Browser):
     assert borders[0] != borders[1]
 
 
-def test_nothing_that_stands_moves(opened: Browser, service: WordService):
+def test_shown_tokens_and_charts_do_not_move_while_streaming(opened: Browser, service: WordService):
     service.pause_s = 0.05
     generate(opened, 90, wait=False)
     opened.until("document.querySelectorAll('.token').length > 30")
@@ -72,7 +72,7 @@ def test_rejected_tokens_are_struck_out_and_fade(opened: Browser):
     assert opened.js("[...document.querySelectorAll('.ghost')].every((one) => getComputedStyle(one).display === 'block')")
 
 
-def test_stops(opened: Browser, service: WordService):
+def test_the_stop_button_ends_the_answer_and_its_request(opened: Browser, service: WordService):
     service.pause_s = 0.1
     left = service.left_early
     generate(opened, 900, wait=False)
@@ -144,7 +144,7 @@ def layouts(tab: Browser) -> float:
     return next(one["value"] for one in tab.cdp("Performance.getMetrics")["metrics"] if one["name"] == "LayoutCount")
 
 
-def test_what_is_copied_is_the_text(opened: Browser):
+def test_copying_an_answer_copies_only_its_text(opened: Browser):
     generate(opened, 90)
     opened.driver.execute_script("getSelection().selectAllChildren(document.querySelector('.text'))")
     assert opened.js("getSelection().toString()").rstrip() == shown(opened).rstrip()

@@ -1,4 +1,4 @@
-"""Arrivals: when requests are due, as a Poisson process or as a trace tells, and how long a trace's requests are.
+"""Arrivals: due times of requests, from a Poisson process or a trace, and the lengths of a trace's requests.
 
 Source: traces of the Azure LLM inference service of 2023 (Patel et al. 2024, Splitwise), CSV with the columns TIMESTAMP,
 ContextTokens and GeneratedTokens.
@@ -25,7 +25,7 @@ _COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 def poisson(rate: float, count: int, seed: int) -> tuple[float, ...]:
     """Seconds at which `count` requests are due, `rate` a second on average, the first at 0.
 
-    The same seed gives the same process at every rate, only stretched, so that rates can be compared.
+    The same seed gives the same process at every rate, only scaled in time, so that rates can be compared.
     """
     gaps = np.random.default_rng(seed).exponential(1.0, count - 1)
     return (0.0, *(np.cumsum(gaps) / rate).tolist())
@@ -33,7 +33,7 @@ def poisson(rate: float, count: int, seed: int) -> tuple[float, ...]:
 
 @dataclass(frozen=True)
 class Traced:
-    """One request of a trace. due_s: since the first one."""
+    """One request of a trace. due_s: seconds after the first one."""
 
     due_s: float
     prompt_tokens: int
@@ -64,7 +64,7 @@ def _rows(file: Path, reader: csv.DictReader[str]) -> Iterator[tuple[datetime, i
         raise BenchError(f"{file} has no columns {', '.join(_COLUMNS)}")
     for number, row in enumerate(reader, 2):
         try:
-            # seven digits of a second's fraction are one more than datetime reads
+            # the trace has seven digits of a second's fraction, datetime reads six
             moment = datetime.fromisoformat(row["TIMESTAMP"].strip()[:26]).replace(tzinfo=None)
             prompt, answer = int(row["ContextTokens"]), int(row["GeneratedTokens"])
         except (ValueError, AttributeError, TypeError) as error:

@@ -1,4 +1,4 @@
-"""Chunks of a streamed answer, of completions and of chat, whatever a server leaves out of them."""
+"""Parses chunks of streamed completions and chat answers, tolerating missing fields."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from paceline.bench.load.settings import MOST_TOKENS
 
 
 class BadChunk(Exception):
-    """The server streamed an error, or what is no chunk; the message is the server's."""
+    """The server streamed an error, or something that is not a chunk; the message is the server's, or says what it is."""
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """text: what it adds to the answer. carries: it brings tokens. finished: it says why the answer ends."""
+    """text: its part of the answer. carries: it has tokens. finished: it has the reason why the answer ends."""
 
     text: str = ""
     carries: bool = False
@@ -27,7 +27,7 @@ class Chunk:
 
 
 def parsed(data: str) -> Chunk:
-    """One event's data. Raises BadChunk."""
+    """The chunk in the data of an event. Raises BadChunk."""
     try:
         content = json.loads(data)
     except (ValueError, RecursionError) as error:
@@ -50,7 +50,7 @@ def parsed(data: str) -> Chunk:
 
 
 def said(content: Any) -> str:
-    """What an error's body says, in one line; "" if nothing can be read from it."""
+    """The message in an error's body, in one line; "" if there is none."""
     error = content.get("error", content) if isinstance(content, dict) else None
     message = error.get("message", error.get("detail")) if isinstance(error, dict) else error
     return " ".join(message.split())[:300] if isinstance(message, str) else ""
@@ -62,6 +62,6 @@ def _object(content: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def _count(usage: Mapping[str, Any], name: str) -> int | None:
-    """As the server says it; None of what no answer or prompt can have, since a latency is noted for every token."""
+    """The server's count; None if it is not plausible, since a latency is stored for every token."""
     value = usage.get(name)
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MOST_TOKENS else None

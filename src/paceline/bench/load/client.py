@@ -1,4 +1,4 @@
-"""Client: sends one request to a server and notes when each chunk of its answer came."""
+"""Client: sends one request to a server and records when each chunk of its answer arrives."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from paceline.bench.load.outcome import REFUSALS, Outcome
 
 _LARGEST_ERROR_BYTES = 1 << 16
 _WAIT_S = 1.0
-"""Before a request is sent again, where the server does not say how long."""
+"""Wait before a refused request is sent again, if the server does not say how long."""
 _READ_OUT_S = 0.05
-"""For the end of a stream that has said it ends: the next request waits so long."""
+"""Longest wait for a stream to close after its last event; it delays the next request."""
 
 
 def connected(url: str, api_key: str | None, timeout_s: float) -> httpx2.AsyncClient:
-    """A client that opens as many connections as there are requests in flight, and asks no proxy."""
+    """An HTTP client that opens as many connections as there are requests in flight, and uses no proxy."""
     return httpx2.AsyncClient(
         base_url=url,
         headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
@@ -35,14 +35,14 @@ def connected(url: str, api_key: str | None, timeout_s: float) -> httpx2.AsyncCl
 
 
 class Client:
-    """Streams answers from one path. retry: a request that is refused because the server is full is sent again in time."""
+    """Streams answers from one path. retry: a request refused because the server is full is sent again, within its timeout."""
 
     def __init__(self, http: httpx2.AsyncClient, path: str, timeout_s: float, retry: bool = False) -> None:
         self._http, self._path, self._timeout_s, self._retry = http, path, timeout_s, retry
 
     async def ask(self, body: Mapping[str, Any], index: int, due: float, began: float) -> Outcome:
-        """Send a request and read its answer. due, began: of it and of the run, on perf_counter's clock. Never raises for what
-        servers and networks do; ends within the timeout."""
+        """Send a request and read its answer. due, began: when it is due and when the run began, on perf_counter's clock. Errors
+        of servers and networks are returned, not raised; ends within the timeout."""
         sent = perf_counter()
         about: dict[str, Any] = {"index": index, "due_s": due - began, "lag_s": sent - due}
         failed: dict[str, Any] = {}
@@ -93,7 +93,7 @@ async def _read(response: httpx2.Response, due: float, about: Mapping[str, Any])
             times_s.append(now_s)
             texts.append(chunk.text)
         for name in ("prompt_tokens", "tokens", "speculation"):
-            # the last word counts: some servers tell usage with every chunk
+            # the last value counts: some servers send usage with every chunk
             value = getattr(chunk, name)
             if value is not None and value != {}:
                 counts[name] = value
@@ -114,7 +114,7 @@ async def _read(response: httpx2.Response, due: float, about: Mapping[str, Any])
 
 
 async def _read_out(events: AsyncIterator[Any]) -> None:
-    """Read what is behind the end of an answer, which is nothing: or its connection could not serve the next one."""
+    """Read the (empty) rest of a stream, without which its connection could not be reused."""
     with suppress(TimeoutError, httpx2.RequestError, httpx2.SSEError):
         async with asyncio.timeout(_READ_OUT_S):
             async for _ in events:
@@ -122,7 +122,7 @@ async def _read_out(events: AsyncIterator[Any]) -> None:
 
 
 async def _message(response: httpx2.Response) -> str:
-    """What a server says of a request that it does not answer."""
+    """The server's message in an error response."""
     body = b""
     async for piece in response.aiter_bytes():
         body += piece

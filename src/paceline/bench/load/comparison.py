@@ -10,12 +10,12 @@ import numpy as np
 from paceline.bench.load.drive import Block
 
 FEWEST_PAIRS = 5
-"""Of blocks, for an interval of their ratio."""
+"""Fewest pairs of blocks for an interval of their ratio."""
 _RESAMPLES = 2000
 
 
 def compared(body: Mapping[str, Any], against: Mapping[str, Any], pairs: Many[tuple[Block, Block]]) -> dict[str, Any]:
-    """body, against: what `measured` says of them. pairs: their blocks, in turns.
+    """body, against: results of `measured`. pairs: their blocks, which took turns.
 
     Ratios are `body` over `against`. interval: 95 % of the ratio of tokens per second, by bootstrap over the pairs.
     """

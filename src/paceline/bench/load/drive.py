@@ -1,4 +1,4 @@
-"""Drive: many requests sent to a server, in a closed loop or as they are due."""
+"""Drive: sends many requests to a server, in a closed loop or at their due times."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Block:
 async def closed_loop(
     asker: Asker, bodies: Many[tuple[int, Mapping[str, Any]]], concurrency: int, ended: Callable[[], None]
 ) -> Block:
-    """So many requests at once: a new one the moment another has ended. bodies: each with the index of its request."""
+    """Keep `concurrency` requests in flight: send a new one as soon as another ends. bodies: with the index of each request."""
     began = perf_counter()
     waiting = iter(bodies)
     outcomes: list[Outcome] = []
@@ -47,7 +47,7 @@ async def closed_loop(
 async def open_loop(
     asker: Asker, bodies: Many[tuple[int, Mapping[str, Any]]], due_s: Many[float], ended: Callable[[], None]
 ) -> Block:
-    """Each request when it is due, whatever became of those before it. due_s: ascending, in seconds from now."""
+    """Send each request when it is due, without waiting for earlier ones. due_s: ascending, in seconds from now."""
     began = perf_counter()
     outcomes: list[Outcome] = []
 
@@ -58,7 +58,7 @@ async def open_loop(
     async with asyncio.TaskGroup() as tasks:
         for (index, body), moment_s in zip(bodies, due_s, strict=True):
             due = began + moment_s
-            # even when late: what was sent needs its turn of the loop
+            # sleep even when late: requests already sent need time in the event loop
             await asyncio.sleep(max(0.0, due - perf_counter()))
             tasks.create_task(send(index, body, due))
     return Block(tuple(sorted(outcomes, key=lambda outcome: outcome.index)), perf_counter() - began - due_s[0])

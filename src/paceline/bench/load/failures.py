@@ -1,4 +1,4 @@
-"""Failures: what became of requests that were not answered, in words."""
+"""Failures: requests that were not answered, in words."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from paceline.bench.load.settings import Load
 
 
 def failures(record: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
-    """For every load and body, each kind of error with how often it came, and what the server said the first time."""
+    """(load, body, text) for each kind of error, with its count and the server's first message."""
     for level in record["levels"]:
         for name, found in level["bodies"].items():
             for error, count in found["errors"].items():

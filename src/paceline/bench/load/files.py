@@ -1,4 +1,4 @@
-"""Where the record of a load goes: one JSON file per run."""
+"""Files of load records: one JSON file per run."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def title(record: dict[str, Any]) -> str:
 
 
 def written(record: dict[str, Any], folder: Path) -> Path:
-    """Write the record to a new file in `folder`. Raises BenchError where it cannot."""
+    """Write the record to a new file in `folder`. Raises BenchError on failure."""
     stem = f"serve-{title(record)}"
     names = chain([f"{stem}.json"], (f"{stem}-{number}.json" for number in count(2)))
     file = next(folder / name for name in names if _claimed(folder / name))
     try:
         put_text(file, json.dumps(record, ensure_ascii=False) + "\n")
     except BaseException:
-        # an empty file is no record, and whoever reads all of them would stumble over it
+        # an empty file is not a record, and code that reads all records would fail on it
         with suppress(OSError):
             file.unlink()
         raise
@@ -38,7 +38,7 @@ def written(record: dict[str, Any], folder: Path) -> Path:
 
 
 def _claimed(file: Path) -> bool:
-    """Make a file where there is none; whether there was none. Raises BenchError where there can be none."""
+    """Create a file unless it exists; returns whether it was created. Raises BenchError if it cannot be created."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.open("x").close()

@@ -19,10 +19,10 @@ BODIES = ("body", "against")
 
 @dataclass(frozen=True)
 class Level:
-    """What it takes to measure a load.
+    """Measures one load.
 
-    words: a request as it is sent, from what it asks and the name of the body. count: the tokens of texts, where usage did not
-    tell; None if the server does not count.
+    words: makes the JSON body of a request, from an `Asked` and the name of the body. count: counts the tokens of texts, if the
+    usage lacks them; returns None if the server cannot count.
     """
 
     asker: Asker
@@ -32,13 +32,13 @@ class Level:
     count: Callable[[Many[str]], Awaitable[list[int] | None]]
 
     async def measure(self, load: Load, ended: Callable[[], None]) -> dict[str, Any]:
-        """What a record says of this load. ended: called as each request ends."""
+        """The record's entry for this load. ended: called as each request ends."""
         names = BODIES if self.settings.against is not None else BODIES[:1]
         size = self.settings.turn(load) if len(names) > 1 else len(self.asked)
         blocks: dict[str, list[Block]] = {name: [] for name in names}
         for number, start in enumerate(range(0, len(self.asked), size)):
             part = self.asked[start : start + size]
-            # first one, then the other, then the other way round: a drift of the machine meets both
+            # the order of the two bodies alternates, so that a drift of the machine's speed affects both
             for name in names if number % 2 == 0 else names[::-1]:
                 blocks[name].append(await self._block(part, name, load, number, ended))
         counted_by, blocks = await self._counted(blocks)
@@ -73,7 +73,7 @@ class Level:
         return await open_loop(self.asker, bodies, due_s, ended)
 
     async def _counted(self, blocks: Mapping[str, list[Block]]) -> tuple[str, dict[str, list[Block]]]:
-        """The blocks with every answer's tokens, and who counted them."""
+        """How tokens were counted, and the blocks with the tokens of every answer, as far as they can be counted."""
         untold = [o for many in blocks.values() for block in many for o in block.outcomes if o.answered and o.tokens is None]
         reported = any(o.tokens is not None for many in blocks.values() for block in many for o in block.outcomes)
         counts = await self.count([outcome.text for outcome in untold]) if untold else []
@@ -93,7 +93,7 @@ class Level:
 
 
 def _row(outcome: Outcome) -> dict[str, Any]:
-    """A request, as a record keeps it; seconds, rounded to microseconds."""
+    """A request as stored in a record; times in seconds, rounded to microseconds."""
     times = {
         "due_s": outcome.due_s, "lag_s": outcome.lag_s, "ttft_s": outcome.first_s, "tpot_s": outcome.tpot_s,
         "e2e_s": outcome.ended_s,

@@ -1,9 +1,8 @@
-"""Measures: numbers from what became of requests. All times are seconds.
+"""Measures: numbers from the outcomes of requests. All times are seconds.
 
 TTFT: from when a request was due (in a closed loop: was sent) to its first chunk with text. ITL: between tokens; of several
-tokens that come in one chunk the first has the gap, and the others are 0 apart; the time between chunks stands beside it. TPOT:
-from the first to the last chunk with text, over all tokens but the first; one number per request. End-to-end: to the end of the
-stream.
+tokens in one chunk the first has the whole gap, the others 0; the time between chunks is reported too. TPOT: from the first to
+the last chunk with text, over all tokens but the first; one number per request. End-to-end: to the end of the stream.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ from paceline.bench.load.outcome import Outcome
 
 TIMES = {"ttft_s": "TTFT", "tpot_s": "TPOT", "itl_s": "ITL", "inter_chunk_s": "between chunks", "e2e_s": "end-to-end"}
 POINTS = 200
-"""Of a distribution, as a record keeps it: quantiles at even steps from 0 to 1."""
+"""Points of a distribution in a record: quantiles at even steps from 0 to 1."""
 
 
 def measured(outcomes: Many[Outcome], wall_s: float, objective: Objective | None) -> dict[str, Any]:
-    """What a record says of requests that were measured together over `wall_s`."""
+    """The record's numbers for requests that were measured together over `wall_s`."""
     answered = [outcome for outcome in outcomes if outcome.answered]
     errors = Counter(outcome.error for outcome in outcomes if outcome.error is not None)
     tokens = sum(outcome.counted_tokens for outcome in answered)
@@ -70,12 +69,12 @@ def _summary(values: Many[float]) -> dict[str, float] | None:
 def _quantiles(values: Many[float]) -> list[float]:
     if not values:
         return []
-    # times that were really seen, none between two of them
+    # observed times only, no interpolation
     return np.quantile(values, np.linspace(0, 1, POINTS + 1), method="inverted_cdf").round(7).tolist()
 
 
 def _goodput(outcomes: Many[Outcome], wall_s: float, objective: Objective | None) -> dict[str, Any] | None:
-    """share: of all that were sent, those refused or failed included."""
+    """share: of all requests sent, including refused and failed ones."""
     if objective is None:
         return None
     met = sum(objective.met(outcome) for outcome in outcomes)
@@ -83,7 +82,7 @@ def _goodput(outcomes: Many[Outcome], wall_s: float, objective: Objective | None
 
 
 def _speculation(answered: Iterable[Outcome]) -> dict[str, Any]:
-    """tau over all steps: each answer's own weighs as many steps as it took, or 1 where the server does not say how many."""
+    """tau over all steps: mean of the answers' taus, weighted by their steps, or by 1 if the server does not report steps."""
     pairs = [pair for outcome in answered if (pair := _tau(outcome.speculation)) is not None]
     weight = sum(steps for _, steps in pairs)
     return {"tau": sum(tau * steps for tau, steps in pairs) / weight if weight else None, "tau_answers": len(pairs)}

@@ -1,4 +1,4 @@
-"""Objective: the service level (SLO) that a request has to meet to count as good."""
+"""Objective: the service level objective (SLO) that a request must meet to count as good."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ class Objective:
         return cls(limits_s)
 
     def met(self, outcome: Outcome) -> bool:
-        """A whole answer came in time. An answer without text is judged by its end, one without a second token by its first."""
+        """Whether a whole answer came in time. Without text, its end counts as its first token; without a second token its time
+        per token counts as 0."""
         if not outcome.answered:
             return False
         first = outcome.ended_s if outcome.first_s is None else outcome.first_s

@@ -1,4 +1,4 @@
-"""Outcome: what became of one request, as its sender saw it."""
+"""Outcome: the result of one request, as its sender saw it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 REFUSALS = (429, 503)
-"""Statuses by which a server says that it is full."""
+"""Statuses of a server that is full."""
 
 
 @dataclass(frozen=True)
@@ -15,10 +15,10 @@ class Outcome:
     """One request. All times count from the moment it was due.
 
     error: None for a whole answer; else the HTTP status, or one of "timeout", "connection", "cut off", "error in the stream",
-    "not a stream", "unsendable". message: what the server said of it. refusals: answers of 429 or 503, the last one included.
-    due_s: since the run began. lag_s: how late it was sent. first_s, last_s: first and last chunk with text; None without any.
-    ended_s: the end of the stream. gaps_s: times between chunks with text. prompt_tokens, tokens: by the server's usage; None
-    where it did not say. speculation: the server's metrics.speculative_decoding.
+    "not a stream", "unsendable". message: about the error, the server's if it sent one. refusals: responses of 429 or 503,
+    including the last one. due_s: since the run began. lag_s: how late it was sent. first_s, last_s: first and last chunk with
+    text; None without any. ended_s: end of the stream. gaps_s: times between chunks with text. prompt_tokens, tokens: from the
+    server's usage; None if it did not report them. speculation: the server's metrics.speculative_decoding.
     """
 
     index: int
@@ -39,22 +39,22 @@ class Outcome:
 
     @property
     def answered(self) -> bool:
-        """A whole answer came."""
+        """Whether a whole answer came."""
         return self.error is None
 
     @property
     def refused(self) -> bool:
-        """The server was full."""
+        """Whether the server was full."""
         return self.error is not None and self.error in map(str, REFUSALS)
 
     @property
     def counted_tokens(self) -> int:
-        """Tokens of the answer; its chunks where nobody counted them."""
+        """Tokens of the answer; the number of its chunks if tokens were not counted."""
         return self.chunks if self.tokens is None else self.tokens
 
     @property
     def tpot_s(self) -> float | None:
-        """Time per output token behind the first; None where there is no second."""
+        """Time per output token after the first; None without a second token."""
         if self.first_s is None or self.last_s is None or self.counted_tokens < 2:
             return None
         return (self.last_s - self.first_s) / (self.counted_tokens - 1)

@@ -1,4 +1,4 @@
-"""Plots of a record, as PNG files: how latencies are distributed, and what more load does to them and to throughput."""
+"""Plots of a record, as PNG files: distributions of latencies, and latencies and throughput by load."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _BODIES = {"body": ("#0072B2", "-", "o"), "against": ("#D55E00", "--", "s")}
-"""Colour, line and marker: Okabe and Ito (2008), told apart by colour-blind readers and in print too."""
+"""Colour, line and marker: Okabe and Ito (2008), distinguishable for colour-blind readers and in print."""
 _OFF = {"speculation": {"off": True}}
 _SHOWN = {
     "ttft_s": "time to first token",
@@ -31,16 +31,16 @@ _SHOWN = {
 _MOST_CURVES = 6
 _GOOD = "#009E73"
 _WIDEST = 300
-"""From one end of a logarithmic time axis to the other, at most."""
+"""Largest ratio of the two ends of a logarithmic time axis."""
 _ENOUGH_TICKS, _MOST_TICKS = 4, 8
 _TICKS = ((1,), (2, 5), (3, 7), (1.5, 4, 6, 8), tuple(n / 10 for n in range(10, 100)))
-"""Steps of a decade, the roundest first."""
+"""Ticks within a decade, the roundest first."""
 
 
 def plot(record: dict[str, Any], stem: Path) -> list[Path]:
-    """Write STEM-latencies.png and, where there are several loads, STEM-load.png.
+    """Write STEM-latencies.png and, for several loads, STEM-load.png.
 
-    Raises BenchError where matplotlib is not installed.
+    Raises BenchError if matplotlib is not installed.
     """
     pyplot, written = pyplot_for_files(), []
     for name, draw in (("latencies", _latencies), ("load", _load)):
@@ -67,7 +67,7 @@ def _title(record: dict[str, Any]) -> str:
 
 
 def body_label(name: str, record: dict[str, Any]) -> str:
-    """What a body is called: by what it switches, where all it does is to switch drafting off."""
+    """The label of a body: "drafting on" or "drafting off" if the other body only switches drafting off, else its name."""
     settings = record["settings"]
     if settings["against"] == _OFF and "speculation" not in settings["body"]:
         return {"body": "drafting on", "against": "drafting off"}[name]
@@ -84,7 +84,7 @@ def _latencies(record: dict[str, Any], figure: Figure, panels: list[Axes]) -> No
     from matplotlib import colormaps
 
     levels = sorted(record["levels"], key=lambda level: level["load"]["value"])
-    # a search tries many rates; a few of them show the way
+    # a search tries many rates; plot a few of them
     chosen = [levels[i] for i in sorted({round(i) for i in np.linspace(0, len(levels) - 1, min(len(levels), _MOST_CURVES))})]
     shades = colormaps["viridis"](np.linspace(0, 0.85, len(chosen)))
     both = record["settings"]["against"] is not None
@@ -119,7 +119,7 @@ def _latencies(record: dict[str, Any], figure: Figure, panels: list[Axes]) -> No
 
 
 def _time_axis(axes: Axes, title: str) -> None:
-    """Logarithmic; where curves begin at 0 or far to the left, as chunks that were read in one go do, the axis does too."""
+    """A logarithmic axis; linear near 0 if curves begin at 0 or far to the left, as for chunks that were read together."""
     axes.set_title(title, fontsize=10, loc="left")
     axes.set_xlabel("ms")
     if not axes.lines:
@@ -139,8 +139,7 @@ def _time_axis(axes: Axes, title: str) -> None:
 
 
 def _plain_ticks(axis: Axis, low: float, high: float, *more: float) -> None:
-    """Round numbers, written out, on a logarithmic axis: some, however little or much it spans, and apart from each other. more:
-    others beside them."""
+    """Round ticks with plain labels on a logarithmic axis of any span, not too close to each other. more: additional ticks."""
     from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
     ticks: list[float] = []
@@ -198,7 +197,7 @@ def _finish_load(record: dict[str, Any], panels: list[Axes], good: bool) -> None
             axes.set_xscale("log", base=2)
             axes.set_xticks(values, [f"{value:g}" for value in values])
             axes.minorticks_off()
-            # room for what stands beside the first and the last point
+            # room for labels at the first and the last point
             axes.margins(x=0.08)
         axes.margins(y=0.12)
         axes.set_ylim(bottom=0)
@@ -229,7 +228,7 @@ def _finish_load(record: dict[str, Any], panels: list[Axes], good: bool) -> None
 
 
 def _by_body(record: dict[str, Any]) -> Iterator[tuple[str, list[float], list[dict[str, Any]]]]:
-    """Every body with the loads it met, ascending, and what was measured of it there."""
+    """For each body its loads, ascending, and its results at each of them."""
     levels = sorted(record["levels"], key=lambda level: level["load"]["value"])
     for name in levels[0]["bodies"]:
         yield name, [level["load"]["value"] for level in levels], [level["bodies"][name] for level in levels]

@@ -1,4 +1,4 @@
-"""Prompts: what each request says and how long an answer it asks for, from tasks, or in a trace's lengths."""
+"""Prompts: the prompt and the answer length of each request, from tasks, optionally with a trace's lengths."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from paceline.bench.load.arrivals import Traced
 from paceline.bench.tasks import Task
 
 ROOM = 0.9
-"""The share of a context that a trace's longest request may fill: texts are cut by an average of characters per token."""
+"""Share of the context that a trace's longest request may fill: texts are cut by an average of characters per token."""
 
 
 @dataclass(frozen=True)
 class Asked:
-    """One request, before it is put into a server's words."""
+    """One request, before it becomes a JSON body."""
 
     index: int
     prompt: str
@@ -29,12 +29,12 @@ def texts(tasks: Iterable[Task]) -> list[str]:
 
 
 def repeated(prompts: Many[str], count: int, max_tokens: int) -> list[Asked]:
-    """So many requests, the prompts over and over."""
+    """`count` requests that cycle through the prompts."""
     return [Asked(index, prompts[index % len(prompts)], max_tokens) for index in range(count)]
 
 
 def scale_to(traced: Many[Traced], context_tokens: int | None) -> float:
-    """What lengths have to be multiplied with for the longest request to fit; 1 where all do."""
+    """The factor on lengths that makes the longest request fit; 1 if all fit."""
     longest = max(request.prompt_tokens + request.tokens for request in traced)
     if context_tokens is None or longest <= context_tokens * ROOM:
         return 1.0
@@ -42,10 +42,10 @@ def scale_to(traced: Many[Traced], context_tokens: int | None) -> float:
 
 
 def lengthened(traced: Many[Traced], prompts: Many[str], examples: Many[str], scale: float, characters: float) -> list[Asked]:
-    """A request per row of a trace, in its lengths times `scale`.
+    """A request per row of a trace, with its lengths times `scale`.
 
-    A text is the last so many characters of a row of texts that ends with one of the prompts and begins elsewhere each time, so
-    that no two requests share a prefix for long. characters: per token, on average.
+    A prompt is the end, of the wanted length, of several joined texts. The last text is one of the prompts; the first one varies,
+    so that no two requests share a long prefix. characters: per token, on average.
     """
     pool = [*examples, *prompts]
     asked = []

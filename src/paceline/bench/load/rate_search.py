@@ -1,4 +1,4 @@
-"""Rate search: the highest rate of requests that still holds an objective, by bisection."""
+"""Rate search: the highest rate of requests that still meets an objective, by bisection."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from math import sqrt
 
 PRECISION = 0.05
-"""How far the rate that fails may be above the one that holds."""
+"""Largest relative gap between the rate that holds and the one that fails at the end of a search."""
 MOST_RUNS = 20
 
 
 @dataclass(frozen=True)
 class Found:
-    """held: the highest rate seen to hold; None if none did. failed: the lowest seen to fail above it; None if none did."""
+    """held: the highest rate that held; None if none did. failed: the lowest rate above it that failed; None if none did."""
 
     held: float | None
     failed: float | None
@@ -29,8 +29,8 @@ async def highest_rate(
 ) -> Found:
     """Double or halve from `first` until one rate holds and another fails, then halve the ratio between them.
 
-    share_at: the share of requests that met the objective at a rate. alone: whether hardly a request met another at the rate that
-    was tried last: what fails then fails at every lower one.
+    share_at: measures the share of requests that meet the objective at a rate. alone: whether requests hardly overlapped at the
+    rate tried last: if that rate fails, so does every lower one.
     """
     held = failed = None
     rate = first

@@ -1,4 +1,4 @@
-"""Server: what a server says of itself, and tokens as it counts them."""
+"""Server: a server's description of itself, and token counts by its tokenizer."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from paceline.bench.load.chunks import said
 
 _LARGEST_BYTES, _LONGEST_S = 8 << 20, 30.0
 _SPECULATION = ("target", "default", "policy", "verifier", "batch")
-"""What is kept of Paceline's own /v1/speculation; other servers have no such thing."""
+"""Fields kept of /v1/speculation, which only Paceline has."""
 
 
 @dataclass(frozen=True)
 class Server:
-    """url: without /v1. context_tokens: of prompt and answer together. version: its own word. None where it does not say.
+    """url: without /v1. context_tokens: of prompt and answer together. version: as it reports it. None if it does not report it.
 
-    speculation: what it says of who drafts, verifies and decides there, and of how many requests it answers at once.
+    speculation: its target, drafters, verifier, policy, and number of requests in flight, as it reports them.
     """
 
     url: str
@@ -33,7 +33,7 @@ class Server:
 
 
 async def look(http: httpx2.AsyncClient, url: str, model: str | None) -> Server:
-    """Ask for the models and the version. model: the first one listed if None. Raises BenchError where that is not answered."""
+    """Query models and version. model: the first one listed if None. Raises BenchError if the models cannot be queried."""
     try:
         status, content = await _json(http, "GET", "/v1/models")
     except (httpx2.RequestError, TimeoutError) as error:
@@ -63,7 +63,7 @@ def _list(value: Any) -> list[Any]:
 
 
 async def _fetched(http: httpx2.AsyncClient, path: str) -> dict[str, Any]:
-    """What a server answers there; empty where it has no such place."""
+    """The JSON object at a path; empty if the server does not have it."""
     try:
         status, content = await _json(http, "GET", path)
     except (httpx2.RequestError, TimeoutError):
@@ -72,12 +72,12 @@ async def _fetched(http: httpx2.AsyncClient, path: str) -> dict[str, Any]:
 
 
 async def count_tokens(http: httpx2.AsyncClient, model: str, texts: Many[str]) -> list[int] | None:
-    """The tokens of each text by the server's /tokenize, as vLLM and Paceline or as llama.cpp have it; None where it has none."""
+    """Number of tokens of each text by the server's /tokenize, in the form of vLLM and Paceline or of llama.cpp; None without."""
     for form in ({"model": model, "add_special_tokens": False}, {"add_special": False}):
         name = "prompt" if "model" in form else "content"
         counts: list[int] = []
         for text in texts:
-            # half of a surrogate pair, which JSON can hold and UTF-8 cannot
+            # replace unpaired surrogates, which JSON can express and UTF-8 cannot
             sent = text.encode("utf-8", "replace").decode()
             try:
                 status, content = await _json(http, "POST", "/tokenize", {**form, name: sent})
@@ -93,7 +93,7 @@ async def count_tokens(http: httpx2.AsyncClient, model: str, texts: Many[str]) -
 
 
 async def _json(http: httpx2.AsyncClient, method: str, path: str, body: Any = None) -> tuple[int, Any]:
-    """Status and content of an answer; None for what is not JSON or too large."""
+    """Status and content of a response; the content is None if it is not JSON or too large."""
     async with asyncio.timeout(_LONGEST_S), http.stream(method, path, json=body) as response:
         content = b""
         async for piece in response.aiter_bytes():

@@ -1,4 +1,4 @@
-"""Settings: what one run of `paceline bench serve` is asked for, checked before any work begins."""
+"""Settings: the options of one run of `paceline bench serve`, checked before any work begins."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ from paceline.bench.tasks import Task, load_tasks
 ENDPOINTS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 MOST_REQUESTS, MOST_IN_FLIGHT, HIGHEST_RATE, MOST_TOKENS, LONGEST_S, HOTTEST = 100_000, 4096, 10_000.0, 1 << 20, 86_400.0, 100.0
 _OURS = ("stream", "prompt", "messages", "n")
-"""What a body may not say: the generator does, or could not read the answer."""
+"""Fields that an additional body must not set: the generator sets them, or could not read the answer."""
 
 
 @dataclass(frozen=True)
 class Load:
-    """How requests come: kind "concurrency" (a closed loop), "rate" (a second, Poisson) or "trace" (its speed-up)."""
+    """How requests arrive. kind, and meaning of value: "concurrency" (closed loop), "rate" (per second, Poisson), "trace" (its
+    speed-up)."""
 
     kind: str
     value: float
@@ -39,10 +40,10 @@ class Load:
 
 @dataclass(frozen=True)
 class Settings:
-    """loads: measured in turn. block: requests of one body before the other has its turn; None for `turn`'s choice.
-    needed_share: of the requests that must meet the objective for a rate to hold. scale: of a trace's lengths; None to fit
-    the context. extra: more fields of the body. against: those of the other body; None without one. salted: each request has
-    a cache of its own.
+    """loads: measured one after another. block: requests of one body before the other's turn; None for `turn`'s choice.
+    needed_share: share of requests that must meet the objective for a rate to hold. scale: of a trace's lengths; None to fit
+    the context. extra: additional fields of the body. against: those of the other body; None without one. salted: requests do
+    not share a cache.
     """
 
     url: str
@@ -69,7 +70,7 @@ class Settings:
     salted: bool = False
 
     def turn(self, load: Load) -> int:
-        """Requests of one body before the other has its turn: so many that a loop is full most of the time."""
+        """Requests of one body before the other's turn: enough to keep a closed loop full most of the time."""
         if self.block is not None:
             return self.block
         if load.kind == "concurrency":
@@ -105,7 +106,7 @@ class Settings:
         retry: bool,
         salt: bool,
     ) -> Settings:
-        """From what the command line was given. Raises BenchError."""
+        """Settings from the options of the command line. Raises BenchError."""
         for option, value, low, high in (
             ("requests", requests, 1, MOST_REQUESTS),
             ("max-tokens", max_tokens, 1, MOST_TOKENS),

@@ -1,4 +1,4 @@
-"""Sweep: a whole run of `paceline bench serve`: a look at the server, a warm-up, every load in turn, and the record of it all."""
+"""Sweep: a whole run of `paceline bench serve`: queries the server, warms up, measures every load, and makes the record."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from paceline.bench.origin import origin
 from paceline.open_files import raise_limit
 
 Watch = Callable[[str, int], AbstractContextManager[Callable[[], None]]]
-"""Shows that something of so many requests is under way; what it gives is called as each ends."""
+"""Shows progress of a task with a number of requests; yields a function to call as each of them ends."""
 _ALONE = 0.5
-"""Requests in flight on average, if all took as long as the slowest, below which each is as good as alone."""
+"""Mean requests in flight, if all took as long as the slowest one, below which requests hardly overlap."""
 _CHARACTERS = 4.0
-"""Per token, where no server tells better: English, roughly."""
+"""Per token, if the server cannot tell; a rough value for English."""
 
 
 def run(settings: Settings, argv: Many[str], watch: Watch) -> dict[str, Any]:
-    """Measure, and return the record. argv: what was called; keys are struck out. Raises BenchError."""
+    """Measure, and return the record. argv: the command line; API keys are removed from it. Raises BenchError."""
     raise_limit()
     return asyncio.run(_Run(settings, watch).record(argv))
 
@@ -40,7 +40,7 @@ class _Run:
     def __init__(self, settings: Settings, watch: Watch) -> None:
         self._settings, self._watch = settings, watch
         self._prompts = texts(settings.tasks)
-        # servers that do not know usage in streams refuse to be asked for it
+        # servers without usage in streams may refuse requests for it
         self._usage = True
 
     async def record(self, argv: Many[str]) -> dict[str, Any]:
@@ -78,7 +78,7 @@ class _Run:
         }
 
     async def _warmed(self, client: Client, server: Server) -> list[Outcome]:
-        """Requests that are not measured; they show whether any can be. Raises BenchError."""
+        """Warm-up requests, which are not measured. Raises BenchError if the server does not answer them."""
         names = BODIES if self._settings.against is not None else BODIES[:1]
         asks = repeated(self._prompts, self._settings.warmup, self._settings.max_tokens)
         outcomes: list[Outcome] = []
@@ -105,7 +105,7 @@ class _Run:
         return outcome
 
     async def _asked(self, http: httpx2.AsyncClient, server: Server, warmed: list[Outcome]) -> tuple[list[Asked], float | None]:
-        """The requests, and what a trace's lengths were multiplied with."""
+        """The requests, and the factor on a trace's lengths."""
         settings = self._settings
         if not settings.trace:
             return repeated(self._prompts, settings.requests, settings.max_tokens), None
@@ -122,7 +122,7 @@ class _Run:
         return lengthened(settings.trace, self._prompts, examples, scale, characters), scale
 
     def _words(self, server: Server, asked: Asked, name: str) -> dict[str, Any]:
-        """A request as the server reads it."""
+        """The JSON body of a request."""
         settings = self._settings
         chat = settings.endpoint == "chat"
         return {
@@ -191,7 +191,7 @@ class _Run:
 
 
 def _struck(argv: Many[str]) -> list[str]:
-    """The call without its key."""
+    """The command line without its API key."""
     kept: list[str] = []
     for word in argv:
         if kept and kept[-1] == "--api-key":

@@ -1,4 +1,4 @@
-"""What the terminal shows of a load: how far it is while it lasts, then its tables."""
+"""Terminal output of a load: progress while it runs, then its tables."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from paceline.bench.load.settings import Load
 from paceline.bench.load.sweep import Watch
 
 _BUSY = 0.5
-"""Of a processor: a generator that takes more keeps chunks waiting. One chunk takes it about 0.1 ms."""
+"""Share of a processor: a generator that uses more delays chunks. It needs about 0.1 ms per chunk."""
 
 
 def watched(console: Console, quiet: bool) -> Watch:
-    """A progress bar on a terminal; nothing where nobody watches."""
+    """A progress bar on a terminal; nothing elsewhere, or if `quiet`."""
 
     @contextmanager
     def watch(what: str, total: int) -> Iterator[Callable[[], None]]:
@@ -54,7 +54,7 @@ def show(console: Console, record: dict[str, Any]) -> None:
 
 
 def _table(left: int, *columns: str) -> Table:
-    """The first `left` columns hold words, the others numbers."""
+    """An empty table: the first `left` columns are for words, the others for numbers."""
     table = Table(header_style="dim", box=box.SIMPLE, padding=(0, 1, 0, 0))
     for place, column in enumerate(columns):
         table.add_column(column, justify="left" if place < left else "right", no_wrap=place >= left)
@@ -66,7 +66,7 @@ def _ms(seconds: float) -> str:
 
 
 def _rows(record: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Every load and body with what was measured of it."""
+    """Every load and body with its results."""
     for level in record["levels"]:
         for name, found in level["bodies"].items():
             yield str(Load(**level["load"])), name, found
@@ -121,7 +121,7 @@ def _comparison(record: dict[str, Any]) -> Table:
 
 
 def _notes(record: dict[str, Any]) -> Iterator[str]:
-    """What a reader must know of these numbers."""
+    """Notes that a reader needs to interpret the numbers."""
     settings = record["settings"]
     for load, name, what in failures(record):
         yield f"{load}{f' ({name})' if settings['against'] is not None else ''}: {what}"

@@ -1,6 +1,6 @@
-"""Peer: another engine that runs the same weights, behind one small contract.
+"""Peer: the interface to other engines that run the same weights.
 
-A peer is imported only when it is asked for. What goes wrong in its code ends in its row of the report, in one sentence.
+A peer is imported only when it is requested. An error in its code becomes one sentence in its row of the report.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _LONGEST_MESSAGE = 240
 
 @dataclass(frozen=True)
 class Material:
-    """What a peer is given.
+    """The input of a peer.
 
-    target, draft: checkpoint folders in Llama form; draft None where there is none. work: a folder for what it exports.
-    weights: the format this engine's target is held in, to be matched as nearly as the peer can. context: the longest text,
-    in tokens. ends: token ids that end a text. threads: how many it may use.
+    target, draft: checkpoint folders in Llama form; draft None without a draft model. work: a folder for exported files.
+    weights: the weight format of this engine's target, to be matched as closely as the peer can. context: the longest text,
+    in tokens. ends: token ids that end a text. threads: most threads.
     """
 
     target: Path
@@ -39,12 +39,12 @@ class Material:
 
 
 MATERIAL = TypeAdapter(Material)
-"""To JSON, and from it."""
+"""Converts it to JSON and back."""
 
 
 class Peer(ABC):
-    """One engine, loaded. name: as `--peers` says it. version: of its package. weights: the format it really holds. options: what
-    else it was told, and how it was built, for the record."""
+    """One engine, loaded. name: as in `--peers`. version: of its package. weights: the format it really holds. options: its other
+    options, and how it was built, for the record."""
 
     name: str
     version: str
@@ -53,23 +53,24 @@ class Peer(ABC):
 
     @abstractmethod
     def modes(self) -> dict[str, Callable[[], Mode]]:
-        """Ways to decode: "plain", and its own speculation where it has any; name -> a function that loads it."""
+        """Ways to decode: "plain", and its own speculation if it has any; name -> a function that loads it."""
 
     def forward(self, context: int) -> Callable[[int], float] | None:
-        """Seconds of a forward over n rows behind `context` cached tokens, logits for each; None where it cannot be asked."""
+        """A function for the seconds of a forward pass over n rows after `context` cached tokens, with logits of all rows; None
+        if the peer does not offer it."""
         return None
 
     def close(self) -> None:
-        """Give back what the library would not give back by itself."""
+        """Free resources that the library would not free by itself."""
         return
 
 
 Mode = Callable[[Many[int], int], Decoded]
-"""Decode greedily from prompt ids up to a number of tokens, or to what ends a text."""
+"""Decodes greedily from prompt ids up to a number of tokens, or to a token that ends a text."""
 
 
 class PeerDecoder:
-    """One mode of a peer, loaded when it is made. Raises DecoderFailed for whatever happens inside the peer."""
+    """One mode of a peer, loaded on construction. Raises DecoderFailed for any error inside the peer."""
 
     def __init__(self, peer: Peer, mode: str, load: Callable[[], Mode]) -> None:
         self.name = f"{peer.name} {mode}"
@@ -77,17 +78,17 @@ class PeerDecoder:
         self._run: Mode = guarded(load)
 
     def begin(self) -> None:
-        """A peer is asked for nothing that learns from past answers."""
+        """Nothing to forget: no mode of a peer learns from past answers."""
 
     def decode(self, prompt: Many[int], max_tokens: int) -> Decoded:
         return guarded(lambda: self._run(prompt, max_tokens))
 
 
 def guarded(call: Callable[[], Result]) -> Result:
-    """Call a peer's code; whatever it raises becomes DecoderFailed on one line."""
+    """Call a peer's code; any exception becomes DecoderFailed with a one-line message."""
     try:
         return call()
-    # engines written by others fail in any way they can
+    # other engines may raise anything
     except Exception as error:
         message = " ".join(str(error).split()) or type(error).__name__
         raise DecoderFailed(message[:_LONGEST_MESSAGE]) from error

@@ -21,7 +21,7 @@ _FORMATS = {
     "w8a8": "int8",
     "int4": "int8",
 }
-"""On a CPU it computes half precision in float32, and has no 4-bit weights."""
+"""On a CPU it computes half precision in float32, and does not support 4-bit weights."""
 
 
 class CTranslate2(Peer):
@@ -68,7 +68,7 @@ class CTranslate2(Peer):
 
 
 def _name_tokens(file: Path) -> None:
-    """Name the special tokens that the checkpoint lacks: the converter writes null, which the reader refuses."""
+    """Write "" for special tokens that the checkpoint lacks: the converter writes null, which the reader refuses."""
     config = json.loads(file.read_text(encoding="utf-8"))
     named = {key: value or "" for key, value in config.items() if key.endswith("_token")}
     file.write_text(json.dumps({**config, **named}), encoding="utf-8")

@@ -1,10 +1,10 @@
 """GGUF: a Llama, Mistral, Qwen2 or Qwen3 checkpoint written with the `gguf` package, for llama.cpp and OpenVINO GenAI.
 
-Matrices in the wanted format, norms and biases in float32. Of Llama and Mistral the rows of the query and key projections are
-reordered, since llama.cpp rotates neighbouring pairs there where transformers rotates halves. Tokens are named, but only token
-ids are ever exchanged.
+Matrices are in the wanted format, norms and biases in float32. For Llama and Mistral the rows of the query and key projections
+are reordered, since llama.cpp rotates neighbouring pairs where transformers rotates halves. The file has token names, but only
+token ids are exchanged.
 
-Source: the tensor names and keys of the `gguf` package; which architecture rotates how, llama.cpp's own converter.
+Source: the tensor names and keys of the `gguf` package; how each architecture rotates: llama.cpp's own converter.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from paceline.models.base import ModelError
 from paceline.models.checkpoint import Checkpoint, inspected, read_object
 
 FORMATS = {"fp32": "F32", "bf16": "BF16", "w16a16": "BF16", "fp16": "F16", "int8": "Q8_0", "w8a8": "Q8_0", "int4": "Q4_0"}
-"""This engine's weight formats -> GGUF's of as many bits."""
+"""This engine's weight formats -> GGUF formats with the same number of bits."""
 _NORMAL, _CONTROL, _UNUSED = 1, 3, 5
 _OUTSIDE = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
 _BLOCK = {
@@ -40,16 +40,16 @@ _BLOCK = {
 _ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
 """`model_type` -> llama.cpp's name."""
 _PAIRED = "llama"
-"""The one that rotates neighbouring pairs."""
+"""The architecture that rotates neighbouring pairs."""
 _EXTRAS = {
     "qwen2": frozenset({"self_attn.q_proj.bias", "self_attn.k_proj.bias", "self_attn.v_proj.bias"}),
     "qwen3": frozenset({"self_attn.q_norm.weight", "self_attn.k_norm.weight"}),
 }
-"""What a layer has beside the weights of a plain Llama's."""
+"""Tensors of a layer in addition to those of a plain Llama."""
 
 
 def gguf_file(source: Path, folder: Path, weights: str) -> Path:
-    """The checkpoint as a GGUF file in `folder`, written unless it is there. Raises ModelError for one that cannot be."""
+    """The checkpoint as a GGUF file in `folder`, written unless it exists. Raises ModelError if it cannot be converted."""
     kind = FORMATS[weights]
     file = folder / f"{source.name}-{kind}.gguf"
     if not file.exists():
@@ -63,7 +63,7 @@ def _write(checkpoint: Checkpoint, file: Path, kind: str) -> None:
     import gguf  # pyright: ignore[reportMissingImports]
 
     config = checkpoint.config
-    # older files keep the base and what stretches it apart
+    # older files have the base and the scaling in separate entries
     rope = {"rope_theta": config.get("rope_theta"), **(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
     stretched = rope.get("rope_type") or rope.get("type") or "default"
     architecture = _ARCHITECTURES.get(config["model_type"])
@@ -126,7 +126,7 @@ def _add_tokenizer(writer: Any, checkpoint: Checkpoint) -> None:
 
 
 def _tensors(checkpoint: Checkpoint, rotated: dict[str, int]) -> Iterator[tuple[str, np.ndarray]]:
-    """Every tensor under its GGUF name, float32. rotated: projection -> its heads, whose rows are reordered."""
+    """Every tensor by its GGUF name, float32. rotated: projections whose rows are reordered -> number of their heads."""
     family = checkpoint.config["model_type"]
     extras = _EXTRAS.get(family, frozenset[str]())
     for shard in checkpoint.shards:
@@ -149,22 +149,22 @@ def _renamed(module: str) -> str:
 
 
 def _paired(rows: np.ndarray, heads: int) -> np.ndarray:
-    """Rows of each head, first and second half, interleaved."""
+    """Rows with the first and second half of each head interleaved."""
     return rows.reshape(heads, 2, rows.shape[0] // heads // 2, -1).swapaxes(1, 2).reshape(rows.shape)
 
 
 def _slides(config: Mapping[str, Any]) -> bool:
-    """Whether any row sees less than all before it: these architectures of llama.cpp have no window."""
-    # what a file leaves out is as transformers has it: Mistral's 4096, and none that Qwen would heed
+    """Whether the model uses a sliding window, which these architectures of llama.cpp do not support."""
+    # missing entries have transformers' defaults: a window of 4096 for Mistral, none in use for Qwen
     mistral = config["model_type"] == "mistral"
     window = config.get("sliding_window", 4096 if mistral else None) if config.get("use_sliding_window", mistral) else None
     return window is not None and window < config["max_position_embeddings"]
 
 
 def _stretches(rope: Mapping[str, Any], base: float, head_dim: int) -> np.ndarray:
-    """By what each frequency is divided for longer texts, float32 [head_dim / 2].
+    """The divisors of the frequencies for longer texts, float32 [head_dim / 2].
 
-    Source: Llama 3.1's rotation, as transformers has it (`rope_type` "llama3").
+    Source: Llama 3.1's rotation in transformers (`rope_type` "llama3").
     """
     lengths = 2 * math.pi * base ** (np.arange(0, head_dim, 2) / head_dim)
     factor, low, high = (float(rope[name]) for name in ("factor", "low_freq_factor", "high_freq_factor"))

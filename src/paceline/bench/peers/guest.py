@@ -1,6 +1,6 @@
-"""Guest: what runs in a peer's process, `python -m paceline.bench.peers.guest NAME ORDERS ANSWERS`: it does as `host` orders.
+"""Guest: the program of a peer's process, `python -m paceline.bench.peers.guest NAME ORDERS ANSWERS`; executes `host`'s orders.
 
-ORDERS, ANSWERS: the descriptors of the pipe. It ends when the pipe does, and on Linux when its host does.
+ORDERS, ANSWERS: file descriptors of the pipe. It ends when the pipe closes, and on Linux when its host ends.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from paceline.bench.peers.base import MATERIAL, Mode, Peer, guarded
 
 
 class Guest:
-    """One peer, loaded when it is told to."""
+    """One peer, loaded by an order."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -32,7 +32,7 @@ class Guest:
         self._forward: Callable[[int], float] | None = None
 
     def answer(self, order: dict[str, Any]) -> dict[str, Any]:
-        """The answer to one order; `error`, on one line, for whatever goes wrong."""
+        """The answer to one order; on any failure `error`, a one-line message."""
         do = getattr(self, f"_{order.pop('do')}")
         try:
             return guarded(lambda: do(**order))
@@ -71,12 +71,12 @@ class Guest:
 
 
 _PR_SET_PDEATHSIG = 1
-"""Of Linux's prctl."""
+"""Option of Linux's prctl."""
 
 
 def main() -> None:
     if sys.platform == "linux":
-        # stopped while others are measured, it would not see the end of the pipe
+        # a process that is stopped (while others are measured) does not notice the end of the pipe
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     name, orders, answers = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     guest = Guest(name)

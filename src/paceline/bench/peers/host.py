@@ -1,8 +1,8 @@
-"""Host: a peer in a process of its own, asked over a pipe; one JSON object a line each way, nothing is unpickled.
+"""Host: a peer in a separate process, used over a pipe; one JSON object per line each way, nothing is unpickled.
 
-So a peer's threads, its memory and its crashes are its own: none of them disturbs what the others are measured by. While it is
-not asked it is stopped: llama.cpp's threads spin for a third of a second behind their work, on cores where others are measured.
-It takes its times itself, so the pipe costs it nothing. What a library prints goes nowhere near the pipe.
+So a peer's threads, memory and crashes do not disturb the measurements of others. Between orders its process is stopped:
+llama.cpp's threads spin for a third of a second after their work, on cores where others are measured. A peer measures its own
+times, so the pipe costs it nothing. Output of a library does not get into the pipe.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from paceline.bench.peers.base import MATERIAL, Material, Mode, Peer
 from paceline.child import command, module_paths
 
 _END_S = 10.0
-"""How long a peer may take to end when it is told to."""
+"""Longest time for a peer to exit."""
 
 
 class HostedPeer(Peer):
-    """A peer behind its pipe. Raises DecoderFailed for whatever happens on the other side, its end included."""
+    """A peer behind its pipe. Raises DecoderFailed for any error on the other side, including the end of the process."""
 
     def __init__(self, name: str, material: Material) -> None:
         asked, answers = os.pipe(), os.pipe()
@@ -61,7 +61,7 @@ class HostedPeer(Peer):
     def close(self) -> None:
         self._signal("SIGCONT")
         for end in (self._orders, self._answers):
-            # a peer that is gone does not take what is still to be written
+            # a peer that has ended does not accept buffered orders
             try:
                 end.close()
             except OSError:
@@ -81,7 +81,7 @@ class HostedPeer(Peer):
         return decode
 
     def _signal(self, name: str) -> None:
-        """Stop or continue its process, where the system knows how."""
+        """Stop or continue its process, if the system supports it."""
         if hasattr(signal, name):
             self._process.send_signal(getattr(signal, name))
 
@@ -93,7 +93,7 @@ class HostedPeer(Peer):
             line = self._answers.readline()
         except OSError:
             line = ""
-        # one that ended while it answered leaves a part of a line
+        # a process that ends while answering leaves an incomplete line
         if not line.endswith("\n"):
             raise DecoderFailed(self._ended())
         self._signal("SIGSTOP")

@@ -1,8 +1,8 @@
 """llama.cpp: its C API through llama-cpp-python, plain and with the draft model; and the binding's own prompt lookup. On GGUF
 files of the checkpoints.
 
-The loop around a draft model is ours, since the binding has none: it drafts as `llama-server` does unless told otherwise, up to
-16 tokens while the draft gives its choice a probability of 0.75 or more.
+The loop around a draft model is ours, since the binding has none: it drafts as `llama-server` does by default, up to 16 tokens
+while the draft gives its choice a probability of 0.75 or more.
 """
 
 from __future__ import annotations
@@ -82,14 +82,14 @@ class LlamaCpp(Peer):
         import llama_cpp  # pyright: ignore[reportMissingImports]
 
         material, target = self._material, self._contexts[0]
-        # a draft may be called as its target is
+        # in its own folder, since the draft may have the same name as its target
         place = material.work / "draft"
         place.mkdir(exist_ok=True)
         draft = _Context(llama_cpp, str(gguf_file(folder, place, material.weights)), material)
         self._contexts.append(draft)
 
         def drafted(text: list[int], most: int) -> list[int]:
-            """What the draft goes on with behind a text of which it holds the beginning."""
+            """The draft's continuation of a text, whose beginning is in the draft's cache."""
             found: list[int] = []
             while len(found) < most:
                 draft.feed([*text, *found][draft.held :], draft.held)
@@ -114,7 +114,7 @@ class LlamaCpp(Peer):
                 right = next((n for n, token in enumerate(tokens) if token != chosen[n]), len(tokens))
                 draft.truncate(len(text) + right)
                 taken = chosen[: right + 1]
-                # a text may end within what was drafted
+                # a text may end among the drafted tokens
                 text += taken[: next((n for n, token in enumerate(taken, 1) if token in material.ends), len(taken))]
                 target.truncate(len(text) - 1)
             return Decoded(text[len(prompt) :], first_s, 1, perf_counter() - began)
@@ -153,13 +153,13 @@ class LlamaCpp(Peer):
 
 
 class _Context:
-    """A model and a context of one sequence, through the C API: no Python stands between the tokens but the loop. held: how many
-    tokens it holds."""
+    """A model and a context of one sequence, through the C API, so that the only Python per token is the loop. held: tokens in
+    its cache."""
 
     def __init__(self, library: Any, file: str, material: Material) -> None:
         self._library = library
         library.llama_backend_init()
-        # kept: the library calls it for as long as it lives
+        # keep a reference: the library may call it at any time
         self._silence = library.llama_log_callback(lambda level, text, data: None)
         library.llama_log_set(self._silence, ctypes.c_void_p(0))
         self._model = library.llama_model_load_from_file(file.encode(), library.llama_model_default_params())
@@ -180,12 +180,12 @@ class _Context:
         self._library.llama_model_free(self._model)
 
     def truncate(self, length: int) -> None:
-        """Hold no more than that."""
+        """Truncate the cache to `length` tokens."""
         self._library.llama_memory_seq_rm(self._memory, 0, length, -1)
         self.held = min(self.held, length)
 
     def feed(self, tokens: Many[int], start: int, every_row: bool = False) -> None:
-        """Forward tokens in pieces of the batch; logits of the last, or of every row."""
+        """Run a forward pass over tokens, in pieces of the batch size, with logits of the last row or of every row."""
         for low in range(0, len(tokens), _BATCH):
             piece, batch = tokens[low : low + _BATCH], self._batch
             batch.n_tokens = len(piece)
@@ -199,7 +199,7 @@ class _Context:
         self.held = start + len(tokens)
 
     def logits(self, row: int = -1) -> np.ndarray:
-        """Those of a row that was asked for, the last unless told otherwise; float32 [V], overwritten by the next forward."""
+        """Logits of a row, by default the last; float32 [V], overwritten by the next forward pass."""
         return np.ctypeslib.as_array(self._library.llama_get_logits_ith(self._context, row), shape=(self.vocab_size,))
 
 

@@ -1,8 +1,8 @@
-"""OpenVINO GenAI: `LLMPipeline` on the checkpoint in its own form, plain, with prompt lookup, and with the draft model.
+"""OpenVINO GenAI: `LLMPipeline` on the checkpoint in its own format, plain, with prompt lookup, and with the draft model.
 
-It writes that form itself, from a GGUF file in half precision; for 8 bits NNCF then compresses it as `optimum-cli
---weight-format int8` does, a scale for each output. Without NNCF, and for 4 bits, it reads quantised GGUF, which has scales by 32
-inputs and is slower.
+It converts to that format itself, from a GGUF file in half precision; for 8 bits NNCF then compresses it as `optimum-cli
+--weight-format int8` does, with a scale per output. Without NNCF, and for 4 bits, it reads quantised GGUF, which has a scale per
+32 inputs and is slower.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from paceline.bench.peers.base import Material, Mode, Peer
 from paceline.bench.peers.gguf_file import FORMATS, gguf_file
 
 _FORMATS = {"fp32": "fp16", "bf16": "fp16", "w16a16": "fp16", "fp16": "fp16", "int8": "int8", "w8a8": "int8", "int4": "int4"}
-"""Its reader of GGUF takes no wider floats than half precision."""
+"""Its GGUF reader accepts no floats wider than half precision."""
 _MODEL = "openvino_model.xml"
 _ASSISTANT_TOKENS = 5
 _WHOLE_PROMPT = 1 << 16
-"""Tokens of one step: more than any prompt has."""
+"""Most tokens in one step: more than any prompt has."""
 
 
 class OpenVino(Peer):
-    """Arithmetic in float32 where wide weights were asked for, else what the library itself prefers."""
+    """Computes in float32 if fp32 weights were requested, else in the library's preferred precision."""
 
     name = "openvino"
 
@@ -60,7 +60,7 @@ class OpenVino(Peer):
         return found
 
     def _exported(self, folder: Path, role: str) -> Path:
-        """A folder of the model in the library's own form. role: "target" or "draft", which may be called alike."""
+        """A folder with the model in the library's own format. role: "target" or "draft", since both may have the same name."""
         place = self._material.work / f"{role}-openvino-{self._format}"
         if not place.exists():
             place.mkdir()
@@ -75,7 +75,7 @@ class OpenVino(Peer):
         return self._genai.draft_model(str(self._exported(folder, "draft")), "CPU", **self._options)
 
     def _scheduling(self) -> Any:
-        """As the library has it for one request at a time, but every prompt is computed, as it is by the others."""
+        """The library's setting for one request at a time, but without prefix caching, so that every prompt is computed."""
         scheduling = self._genai.SchedulerConfig()
         scheduling.enable_prefix_caching = False
         scheduling.max_num_batched_tokens = _WHOLE_PROMPT
@@ -106,7 +106,7 @@ class OpenVino(Peer):
 
 
 def _compress(model: Path) -> None:
-    """Its weights, in place, to 8 bits with a scale for each output."""
+    """Compress the model's weights, in place, to 8 bits with a scale per output."""
     import nncf  # pyright: ignore[reportMissingImports]
     import openvino  # pyright: ignore[reportMissingImports]
 

@@ -20,7 +20,7 @@ _LOOKED_UP_TOKENS = 5
 
 
 class Transformers(Peer):
-    """weights: float32 whatever was asked for: it is what `generate` runs fastest on a CPU."""
+    """weights: always float32, which is fastest for `generate` on a CPU."""
 
     name, weights = "transformers", "fp32"
 
@@ -65,7 +65,7 @@ class Transformers(Peer):
         draft = _loaded(folder, self._material.ends)
         rows, own = (model.config.get_text_config().vocab_size for model in (self._model, draft))
         if rows != own:
-            # of one tokenizer, but padded otherwise
+            # both use the same tokenizer, but with different padding of the vocabulary
             raise ValueError(f"its assistant must have as many tokens as the model, {rows}, and '{name_of(folder)}' has {own}")
         return self._mode({"assistant_model": draft})
 
@@ -90,7 +90,7 @@ class Transformers(Peer):
 
 
 class _Clock:
-    """A stopping criterion that stops nothing, and notes when the first tokens came."""
+    """A stopping criterion that never stops, and records when the first tokens came."""
 
     def __init__(self, prompt_tokens: int) -> None:
         self._prompt_tokens = prompt_tokens
@@ -107,7 +107,7 @@ def _loaded(folder: Path, ends: frozenset[int]) -> Any:
 
     with quiet():
         model = AutoModelForCausalLM.from_pretrained(str(folder), dtype=torch.float32, local_files_only=True).eval()
-    # a checkpoint's own may bring penalties, beams and lengths, which nobody else is told of
+    # the checkpoint's own may set penalties, beams and lengths, which the other engines do not use
     model.generation_config = GenerationConfig(eos_token_id=sorted(ends) or None, pad_token_id=0)
     return model
 

@@ -1,1 +1,1 @@
-"""Choices: what the target chooses along trees, for all sequences of a step in one call; and how likely it held a token."""
+"""Choices: the target's choices along draft trees, for all sequences of a step in one call; and log-probabilities of tokens."""

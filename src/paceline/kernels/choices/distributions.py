@@ -18,9 +18,9 @@ _NONE = array("q")
 
 
 def distribution(logits: torch.Tensor, context: Context) -> np.ndarray:
-    """The sampling distribution of one row, float64 [V], as `sampling.probabilities`, which it calls where compiled code fails.
+    """The sampling distribution of one row, float64 [V], as `sampling.probabilities`, which it calls if compiled code declines.
 
-    logits: float32 [V]. Raises LogitsError where it has no distribution.
+    logits: float32 [V]. Raises LogitsError if they have no distribution.
     """
     sequence = context.sequence
     params, shapes = sequence.params, sequence.shapes_logits

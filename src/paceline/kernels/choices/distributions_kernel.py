@@ -19,7 +19,7 @@ _SHIFTER = 6755399441055744.0
 _LEAST_POWER = -700.0
 """Tokens less likely than the likeliest by a factor below e to this power get probability 0; half a float64's range."""
 
-# no reassociation: what is added to the shifter is subtracted again
+# no reassociation, which could cancel adding and subtracting the shifter
 _plain = numba.njit(**HELPER, fastmath={"contract"})
 _sums = numba.njit(**HELPER, fastmath={"reassoc", "contract", "nsz"})
 

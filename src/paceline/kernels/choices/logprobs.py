@@ -11,7 +11,7 @@ from paceline.kernels.compiled_call import CompiledFunction
 from paceline.logprobs import TokenLogprobs, token_logprobs as numpy_token_logprobs
 
 _MOST = 64
-"""Largest number of likeliest tokens that compiled code finds; for more, numpy does."""
+"""Largest number of likeliest tokens that compiled code finds; numpy finds more."""
 _TOGETHER = 16
 """Rows per call. Rows that are not contiguous are copied, and those of a long prompt may take a hundred megabytes."""
 TOKEN_LOGPROBS = CompiledFunction(

@@ -1,4 +1,4 @@
-"""Shapes: what compiled code is told of a request's bias, bans and penalties (`native/shaping`)."""
+"""Shapes: a request's biases, bans and penalties in the form that compiled code reads (`native/shaping`)."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from paceline.sequence import Sequence
 
 
 def shape_of(sequence: Sequence) -> array[float]:
-    """What shapes the logits behind its committed tokens: the numbers at the places that `native/layout` names, and behind them
-    biased tokens, their biases, stop ids, tokens seen, tokens counted, and how often each came."""
-    # a step's verdict and the next draft ask for the same, and all tokens of a text are many
+    """The shape of logits after a sequence's committed tokens: the numbers that `native/layout` lists (SHAPE_HEAD), then biased
+    tokens, their biases, stop ids, tokens seen, tokens counted, and how often each occurred."""
+    # cached: a step's verdict and the next draft use the same, and a text may have many tokens
     if sequence.shape is None:
         sequence.shape = _shape_of(sequence)
     return sequence.shape

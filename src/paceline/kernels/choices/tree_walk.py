@@ -28,7 +28,7 @@ def is_compiled(sequence: Sequence, logits: torch.Tensor) -> bool:
 
 
 def is_choosable(sequence: Sequence, logits: torch.Tensor) -> bool:
-    """Whether compiled code can choose tokens for a sequence, at rows in which its grammar, if any, is applied already.
+    """Whether compiled code can choose tokens for a sequence, at rows to which its grammar, if any, was already applied.
 
     The logits, [N, V], must be float32 in host memory with contiguous rows, and top-k at most MOST_KEPT or without effect.
     """
@@ -42,8 +42,8 @@ def is_choosable(sequence: Sequence, logits: torch.Tensor) -> bool:
 
 
 def walked(sequences: Many[Sequence], trees: Many[DraftTree], logits: Many[torch.Tensor]) -> list[Walk | None]:
-    """One walk per sequence. None where the caller must choose in another way: where `is_compiled` is false, a choice is too
-    close for compiled code to be sure of, a row holds NaN, or no kernel can be compiled.
+    """One walk per sequence. None where the caller must choose in another way: `is_compiled` is false, a choice is too close to
+    be certain in compiled code, a row contains NaN, or the kernel cannot be compiled.
 
     logits: per sequence float32 [N, V], the rows of its tree's candidates first.
     """
@@ -59,7 +59,7 @@ def walked(sequences: Many[Sequence], trees: Many[DraftTree], logits: Many[torch
 
 
 def chosen(logits: torch.Tensor, contexts: Many[Context]) -> list[int]:
-    """One token per row, as `sampling.choose`, which is called where compiled code does not choose. logits: [N, V]."""
+    """One token per row, as `sampling.choose`, which is called where compiled code declines. logits: [N, V]."""
     inputs, roots, rows = _WalkInputs(), range(len(contexts)), list[torch.Tensor]()
     own = [at for at in roots if is_choosable(contexts[at].sequence, logits)]
     for at in own:
@@ -119,7 +119,7 @@ class _WalkInputs:
 
     def run(self) -> tuple[array[int], array[int]]:
         """Walk all trees. Returns int64 [size] twice, in the order of each walk from its root on: the tokens chosen, and the
-        nodes accepted with them, 0 where a walk ends. Where there is no compiled code, all tokens are -1."""
+        nodes accepted with them, 0 where a walk ends. Without compiled code, all tokens are -1."""
         size = len(self._tokens)
         if not size or not available(WALK_TREES):
             return array("q", [_NOTHING]) * size, array("q", [0]) * size

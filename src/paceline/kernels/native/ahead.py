@@ -1,4 +1,4 @@
-"""Ahead: what a walk over a panel asks memory for before it needs it."""
+"""Ahead: which memory a walk over a panel prefetches."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from paceline.kernels.native.vectors import PAGES, constant
 
 PAGE, LINE = 4096, 64
 AHEAD = max(8192, PAGES * PAGE)
-"""Bytes by which a tile prefetches its panel: the latency of memory at the speed it is read, measured (ADR 0004). All pages that
-are fetched in turn have arrived when the first of them is read.
+"""Prefetch distance within a panel in bytes: memory latency times read speed, measured (ADR 0004). All pages that are prefetched
+in turn have arrived when the first of them is read.
 """
 
 AHEAD_IN_PAIRS = 1024
-"""The same where two panels are walked at once: there the processor's own prefetchers do more of it."""
+"""As AHEAD, when two panels are walked at once: there the processor's own prefetchers do more of the work."""
 
 
 def lines_in_turn(builder: Any, ahead: Any, reach: int) -> list[Any]:
-    """What to fetch in a turn of a walk that takes `reach` bytes a turn and has `ahead` before it: as many lines, of PAGES
-    neighbouring pages. Which lines of its pages a turn fetches counts up as its place does, so over all turns each is fetched
-    once.
+    """The cache lines to prefetch in one turn of a walk that reads `reach` bytes per turn: `reach` bytes of lines near address
+    `ahead`, spread over PAGES neighbouring pages. Successive turns take successive lines of these pages, so that over all turns
+    each line is fetched once.
     """
     pages = max(min(PAGES, reach // LINE), 1)
     if pages == 1:

@@ -1,6 +1,6 @@
-"""Arithmetic of single rows: norms, the softmax, activations, rotation. Each works on one row alone, so its bits are that row's.
+"""Arithmetic of single rows: norms, softmax, activations, rotation. Each works on one row alone: no other row affects its bits.
 
-The loops are left to LLVM's vectoriser, which may reorder a sum by lanes; it does so in the same way for every row of a length.
+The loops are left to LLVM's vectoriser, which may reorder a sum by lanes, in the same way for all rows of equal length.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from paceline.kernels.native.vectors import F32, external
 _loops = numba.njit(**HELPER, fastmath={"reassoc", "contract", "nsz", "arcp"})
 _f = np.float32
 _MINUS_ZERO = np.int32(-(2**31))
-"""The bits of it."""
+"""The bits of minus zero."""
 
 
 @intrinsic
 def floored(context, x):
-    """The largest whole float32 not above one; `math.floor` makes an int64 of it, of which a register holds half as many."""
+    """The floor of a float32, as float32; `math.floor` gives an int64, of which a register holds half as many."""
 
     def generate(context, builder, signature, arguments):
         return builder.call(external(builder, "llvm.floor.f32", F32, [F32]), arguments)
@@ -30,7 +30,7 @@ def floored(context, x):
 
 @numba.njit(**HELPER, inline="always")
 def exponential(x):
-    """exp of a float32, to about one unit in the last place of the range that matters; e^-87 below -87."""
+    """exp of a float32, to about one unit in the last place from -87 to 88; e^-87 below, e^88 above."""
     bounded = min(max(x, _f(-87.0)), _f(88.0))
     whole = floored(bounded * _f(1.44269504) + _f(0.5))
     rest = bounded - whole * _f(0.693145752)
@@ -61,7 +61,7 @@ def rms_norm(row, count, weight, epsilon, out):
 
 @_loops
 def rms_norm_in_parts(row, parts, count, stride, weight, epsilon):
-    """The same in place, of numbers that lie `count` by `count`, `stride` floats apart; the weights side by side."""
+    """As `rms_norm`, in place, over `parts` parts of `count` numbers, `stride` floats apart; the weights are contiguous."""
     total = _f(0)
     for part in range(parts):
         x = floats(row + 4 * part * stride)
@@ -92,7 +92,7 @@ def layer_norm(row, count, weight, bias, epsilon, out):
 
 @intrinsic
 def larger(context, a, b):
-    """The larger of two float32 that are not NaN, in a form whose loops the vectoriser takes; Python's `max` heeds NaN."""
+    """The larger of two float32 that are not NaN, in a form that is vectorised; Python's `max`, which handles NaN, is not."""
 
     def generate(context, builder, signature, arguments):
         return builder.call(external(builder, "llvm.maxnum.f32", F32, [F32, F32]), arguments, fastmath=("nnan", "nsz"))
@@ -102,14 +102,14 @@ def larger(context, a, b):
 
 @numba.njit(**HELPER, inline="always")
 def in_order(bits):
-    """int32 in the order of the float32 of these bits, and back: below zero they are turned about. What is no number is the
-    largest or, with the sign bit, the least."""
+    """Map a float32's bits to an int32 with the same order, and back: the bits of negative numbers are inverted. NaN becomes the
+    largest or, with the sign bit, the smallest."""
     return np.int32(bits ^ np.int32(np.int32(bits >> np.int32(31)) & np.int32(0x7FFFFFFF)))
 
 
 @numba.njit(**HELPER, inline="always")
 def placed(bits):
-    """The same but for minus zero, which is as large as zero."""
+    """As `in_order`, but minus zero equals zero."""
     return in_order(bits) if bits != _MINUS_ZERO else np.int32(0)
 
 
@@ -132,7 +132,7 @@ def soft_capped(row, count, cap):
 
 @_loops
 def soft_max(row, count, factor):
-    """row = exp(factor * (row - max)), in place; what it has to be divided by is returned. factor: above 0."""
+    """row = exp(factor * (row - max)), in place; returns the sum, by which the caller must divide. factor: above 0."""
     x = floats(row)
     top = largest(row, count)
     total = _f(0)

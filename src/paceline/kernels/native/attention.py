@@ -1,10 +1,10 @@
 """Attention of a flat ragged batch of trees, over keys and values that lie in panels, with the tiles of `products`.
 
 Scores are a product of queries with panels of keys (PANEL keys side by side), outputs a product of weights with panels of
-values, divided by the sum of the weights. Row by row: every score is one sum over the head in order, the weights are the
+values, divided by the sum of the weights. For each row, every score is one sum over the head in order, the weights are the
 exponentials of the row's own scores, from the first key it sees to itself, and every output is one sum over keys in the order of
-their POSITIONS. A tree's node finds its ancestors at scattered slots; they are gathered by position first and their part of the
-sum continues that of the prefix. So a node has the same bits as the same token decoded alone.
+their POSITIONS. The ancestors of a tree's node lie in scattered slots; they are first gathered in order of position, and their
+part of the sum continues that of the prefix. So a node has the same bits as the same token decoded alone.
 
 Source: tree attention after SpecInfer (arXiv:2305.09781), section 4.2; grouped queries, Ainslie et al. (arXiv:2305.13245).
 """
@@ -29,7 +29,7 @@ _LEAST = _f(-3e38)
 @helper
 def attend(product, model, layer, segment, parents, index, key_head, first, last, projected, stride, attended, scratch, longest):
     """Queries [first, last) of one key head and segment: query q is row q // group of the segment, head q % group of the group.
-    A node is told by its number: row r is node segment.first + r.
+    Row r is node number segment.first + r.
 
     At most MOST_ROWS of them. projected: the flat rows of queries, keys and values, already rotated, `stride` floats apart.
     """
@@ -48,7 +48,7 @@ def attend(product, model, layer, segment, parents, index, key_head, first, last
     keys = segment.keys + kv_bytes * plane * segment.capacity * head_size
     values = segment.values + kv_bytes * plane * segment.capacity * width
     _transposed(projected, stride, segment.low, key_head, group, head_size, first, last, queries, outputs)
-    # what any of these rows may see at its own slot
+    # the range of positions that any of these rows sees and where slots equal positions
     low, high = tree, 0
     for row in range(first // group, (last - 1) // group + 1):
         position = _position(segment, parents, segment.first + row)
@@ -114,7 +114,7 @@ def attend(product, model, layer, segment, parents, index, key_head, first, last
 
 @helper
 def _position(segment, parents, node):
-    """Chain rows stand at their slots; a node stands behind its parent."""
+    """A node's position: a chain row's is its slot, a tree node's is its parent's plus 1."""
     if node < segment.chain:
         return segment.start + node
     depth = 0
@@ -126,7 +126,7 @@ def _position(segment, parents, node):
 
 @helper
 def _transposed(projected, stride, low, key_head, group, head_size, first, last, queries, lines):
-    """Queries as the product wants them: [head_size, count]. lines: room for them one behind the other."""
+    """Queries in the product's layout: [head_size, count]. lines: scratch for them row by row."""
     wide, begin = up(head_size, LANES), key_head * (group + 2)
     for query in range(first, last):
         source = floats(projected + 4 * ((low + query // group) * stride + (begin + query % group) * head_size))
@@ -138,8 +138,8 @@ def _transposed(projected, stride, low, key_head, group, head_size, first, last,
 
 @helper
 def _weighed(layer, seen, number):
-    """Make the scores of what one query sees weights, whose sum is returned."""
-    # what a vector loop leaves over is worked on number by number: so there is nothing left over
+    """Turn one query's scores into weights in place; returns their sum."""
+    # padded to whole panels, since a vector loop's remainder would be computed number by number
     whole, factor = up(number, PANEL), layer.score_scale
     if layer.score_cap > 0:
         arithmetic.scaled(seen, whole, factor)
@@ -162,7 +162,7 @@ def _copied(target, place, source, from_, kv_bytes):
 def _tail_scores(
     product, segment, parents, node, column, members, count, queries, keys, head_size, kv_bytes, scores, stride, tail
 ):
-    """Scores of one node's queries with its ancestors in the tree and itself, behind those with the prefix."""
+    """Scores of one node's queries with its ancestors in the tree and itself, after those with the prefix."""
     tree = segment.start + segment.chain
     position = _position(segment, parents, node)
     number = position + 1 - tree

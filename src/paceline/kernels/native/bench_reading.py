@@ -1,4 +1,4 @@
-"""Kernel for `bench/reading`: memory bandwidth, by plain loads of eight streams and exclusive or; nothing reads memory faster."""
+"""Kernel for `bench/reading`: memory bandwidth, by plain loads of eight streams and exclusive or, the fastest way to read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kernel for `bench/together`: parallel scaling, as every thread multiplies for itself, and then all meet at barriers."""
+"""Kernel for `bench/together`: measures parallel scaling; each thread runs products of its own, then all meet at barriers."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Best: the few largest of a row of logits in order, with noise or without; the very ones that `ranking` finds on its long way.
+"""Best: the few largest of a row of logits in order, with noise or without; exactly those that `ranking` finds.
 
-Where two with noise are closer together than they may be, or the row holds what is no number, none is found.
+If two noised scores are too close together, or the row contains NaN, none is found.
 
 Source: Gumbel-top-k, Kool et al. (arXiv:1903.06059); the noise is that of `paceline.noise`, which names its sources.
 """
@@ -16,13 +16,13 @@ from paceline.kernels.native.memory import bits_of, carray, floats, helper, poin
 
 _f = np.float32
 _NOTHING = np.int32(-0x7F800001)
-"""What minus infinity comes to in order."""
+"""Minus infinity, mapped by `in_order`."""
 
 
 @helper
 def put_in_order(values, tokens, size, value, token):
-    """Put a value, and whose it is, among others in falling order, behind its equals. size: of them all, it included; whatever
-    came last before, if there were as many already, goes."""
+    """Insert a value and its token into lists in falling order, after equal values. size: their length afterwards; if the lists
+    had that length already, the last entry is dropped."""
     at = size - 1
     while at > 0 and values[at - 1] < value:
         values[at], tokens[at] = values[at - 1], tokens[at - 1]
@@ -32,8 +32,8 @@ def put_in_order(values, tokens, size, value, token):
 
 @helper
 def largest(row, count, wanted, held, tokens):
-    """Write up to `wanted` tokens of the largest logits, the first of equals first; how many there are. row: address of float32.
-    held: address of int32 [MOST_KEPT], scratch. tokens: int64 [wanted].
+    """Write up to `wanted` tokens with the largest logits, in a tie the lower token first; returns their number. row: address of
+    float32. held: address of int32 [MOST_KEPT], scratch. tokens: int64 [wanted].
     """
     logits, keys, size = floats(row), carray(pointer(held), MOST_KEPT, np.int32), 0
     if choosing.likeliest(row, count) < 0:
@@ -61,7 +61,7 @@ def _among(tokens, size, token):
 
 @helper
 def largest_kept(row, count, temperature, wanted, least, held, tokens):
-    """The same of those whose scores, logits / temperature, are `least` or more."""
+    """As `largest`, among tokens whose scores, logits / temperature, are at least `least`."""
     logits, size = floats(row), largest(row, count, wanted, held, tokens)
     while size > 0 and logits[tokens[size - 1]] / temperature < least:
         size -= 1
@@ -70,8 +70,8 @@ def largest_kept(row, count, temperature, wanted, least, held, tokens):
 
 @helper
 def largest_noised(row, count, temperature, key, wanted, least, gap, held, values, tokens, seeds):
-    """The same by the scores with the noise of a key. gap: by how much each must lead the next, as in `choosing.drawn`. values:
-    float64 [wanted], what the tokens have. seeds: int64 [wanted], scratch.
+    """As `largest_kept`, by scores with the noise of a key. gap: least lead of each over the next, as in `choosing.drawn`.
+    values: float64 [wanted], the tokens' noised scores. seeds: int64 [wanted], scratch.
     """
     logits, size = floats(row), largest_kept(row, count, temperature, wanted, least, held, seeds)
     if size == 0 or not abs(logits[seeds[0]] / temperature) < _f(np.inf):
@@ -80,7 +80,7 @@ def largest_noised(row, count, temperature, key, wanted, least, gap, held, value
         score, word = logits[seeds[at]] / temperature, choosing.hashed(key, seeds[at])
         put_in_order(values, tokens, at + 1, choosing.noised(score, word), seeds[at])
     second, reach = -np.inf, choosing.reach_of(values[size - 1])
-    # fewer than are wanted are all that there are
+    # if fewer than wanted were found, there are no others
     for begin in range(0, count if size == wanted else 0, choosing.BLOCK):
         end = min(begin + choosing.BLOCK, count)
         if not choosing.one_may_win(row, begin, end, temperature, key, least, _f(-np.inf), reach):

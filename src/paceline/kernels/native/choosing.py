@@ -1,11 +1,12 @@
-"""Choosing: the token of a row of logits, the very one that `sampling.choose` picks without penalties and the like.
+"""Choosing: the token of a row of logits, exactly the one that `sampling.choose` picks without penalties, biases and bans.
 
-Greedy it is the largest logit. At a temperature it is the largest score, a logit over the temperature, plus the noise of a key,
-of the tokens that top-k, top-p and min-p leave: the same divisions in float32, the same hash, the same noise. Where sums or
-logarithms of another library could decide otherwise by their last bits, nothing is chosen, and whoever asks goes the long way.
+If greedy, it is the largest logit. At a temperature it is the token with the largest score (logit / temperature) plus the noise
+of a key, among the tokens that top-k, top-p and min-p keep: with the same float32 divisions, the same hash and the same noise.
+Where the last bits of another library's sums or logarithms could change the result, nothing is chosen, and the caller uses
+`sampling.choose`.
 
-No order is made of a row. A token is within top-p if those with larger scores hold less than that. What is drawn and is not
-within it is drawn anew among those with larger scores, seldom more than twice.
+Rows are not sorted. A token is within top-p if those with larger scores have less probability than top-p. A token drawn outside
+of it is drawn again among those with larger scores, seldom more than twice.
 
 Source: Gumbel-max sampling; the noise is that of `paceline.noise`, which names its sources.
 """
@@ -22,23 +23,24 @@ from paceline.kernels.native.layout import MOST_KEPT
 from paceline.kernels.native.memory import HELPER, bits_of, carray, float_of, floats, helper, pointer
 
 NO_NUMBER, IN_DOUBT = -1, -2
-"""In place of a token: the row holds what is no number; two tokens, or both sides of top-p, are too close together."""
+"""In place of a token: the row contains NaN or its largest score is infinite; two tokens, or a share and top-p, are too close."""
 _f = np.float32
 _INFINITY = np.int32(0x7F800000)
 _LEAST_KEY, _LARGEST_KEY = np.int32(-(2**31)), np.int32(2**31 - 1)
 _STRETCH = 256
-"""Logits of which the largest is found before the next; and in which it is looked for by its value."""
+"""Logits per stretch: the largest logit is found stretch by stretch, then looked up by its value from its stretch on."""
 BLOCK = 64
-"""Tokens that are looked through one by one only if one of them may win."""
+"""Tokens per block; a block is scanned token by token only if one of them may win."""
 SUMMED_TOGETHER = 1024
 """Shares summed in float32 before they are added in float64."""
 _SLACK, _SLACK_OF_VALUE = 1e-3, 1e-6
-"""How much more is taken for possible than is: what bounds are rounded by in float32."""
+"""Slack of bounds, absolute and relative to the score, which covers their rounding in float32."""
 SAME_NOISE = 1e-5
-"""Noised scores further apart than this are in the same order whoever took the logarithms: the last bit of a float32 below 23."""
+"""Noised scores further apart than this have the same order with any library's logarithm: noise is a float32 below 23, and its
+last bit may differ."""
 SAME_SHARE = 4e-6
-"""Shares further from top-p than this are on the same side of it whoever summed them: exponentials in float32 of differences that
-are rounded to it, hundreds of thousands of them."""
+"""Shares further from top-p than this are on the same side of it however they are summed: sums of hundreds of thousands of
+float32 exponentials, of differences rounded to float32."""
 
 _plain = numba.njit(**HELPER)
 _inline = numba.njit(**HELPER, inline="always")
@@ -61,7 +63,7 @@ def _mixed_long(x):
 
 @helper
 def key_of(seed, position):
-    """`noise.key`. seed: its 64 bits, whatever their sign."""
+    """`noise.key`. seed: its 64 bits as int64."""
     return np.int64(_mixed_long(_mixed_long(np.uint64(seed)) + np.uint64(position)))
 
 
@@ -81,9 +83,9 @@ def hashed(key, token):
 
 @_inline
 def most_noise(word):
-    """A bound of the noise of a hash: -log(1 - u), with the logarithm of base 2 read off the bits of a float32.
+    """An upper bound of a hash's noise: -log(1 - u), with log2 approximated by the bits of a float32.
 
-    The mantissa, m for log2(1 + m), makes it 0.06 too large at most. Below u = 1/2 it is that of u = 1/2.
+    Using the mantissa m for log2(1 + m) makes it at most 0.06 too large. For u below 1/2 it is the bound for u = 1/2.
     """
     rest = np.int32(np.int32(0x7FFFFFFF) - max(word, np.int32(0)))
     bits = bits_of((_f(rest) + _f(0.5)) * _f(2.0**-32))
@@ -99,13 +101,13 @@ def noised(score, word):
 
 @helper
 def reach_of(top):
-    """What a bound in float32 must be above, for a noised score to be able to be larger than this one."""
+    """The value that a token's float32 bound must exceed for its noised score to be possibly larger than `top`."""
     return _f(top - _SLACK - _SLACK_OF_VALUE * abs(top))
 
 
 @helper
 def likeliest(row, count):
-    """The first of the largest logits; NO_NUMBER where one is none. row: address of float32."""
+    """The first token with the largest logit; NO_NUMBER if a logit is NaN. row: address of float32."""
     logits, top, least, begin = floats(row), _LEAST_KEY, _LARGEST_KEY, 0
     for low in range(0, count, _STRETCH):
         here, below = _LEAST_KEY, _LARGEST_KEY
@@ -118,7 +120,7 @@ def likeliest(row, count):
     if top > _INFINITY or least < in_order(np.int32(_INFINITY | _LEAST_KEY)):
         return NO_NUMBER
     value = float_of(in_order(top))
-    # the two zeros are equal, and one is the larger by its bits
+    # both zeros are equal, but their bits differ
     for token in range(0 if value == 0 else begin, count):
         if logits[token] == value:
             return token
@@ -138,11 +140,11 @@ def one_may_win(row, begin, end, temperature, key, least, above, reach):
 
 @helper
 def drawn(row, count, temperature, key, best, least, above, gap):
-    """The token with the largest noised score, of those whose score is `least` or more and larger than `above`; IN_DOUBT where
-    another comes closer than `gap`.
+    """The token with the largest noised score among those whose score is at least `least` and larger than `above`; IN_DOUBT if
+    another one comes closer than `gap`.
 
-    best: `likeliest`, and one of those tokens. gap: SAME_NOISE for a choice that others must make alike, 0 for any other.
-    Logarithms are taken only of what may win.
+    best: `likeliest`, and one of those tokens. gap: SAME_NOISE for a choice that other code must reproduce, else 0. Logarithms
+    are computed only for tokens that may win.
     """
     logits = floats(row)
     token, second = best, -np.inf
@@ -175,7 +177,7 @@ def largest_of(row, begin, end):
 
 @helper
 def kept_by_top_k(row, count, top_k, held):
-    """The `top_k`-th largest logit, the zeros being the same. held: address of int32 [MOST_KEPT], scratch."""
+    """The `top_k`-th largest logit, up to the sign of zero. held: address of int32 [MOST_KEPT], scratch."""
     logits, keys, size = floats(row), carray(pointer(held), MOST_KEPT, np.int32), 0
     for begin in range(0, count, BLOCK):
         end = min(begin + BLOCK, count)
@@ -206,7 +208,7 @@ def _part(row, begin, end, temperature, least, above, top):
 
 @helper
 def sum_of(row, count, temperature, least, above, top):
-    """The sum of e^(score - top), of scores that are `least` or more and larger than `above`; to a few millionths of itself."""
+    """The sum of e^(score - top) over scores at least `least` and larger than `above`; relative error a few millionths."""
     total = 0.0
     for begin in range(0, count, SUMMED_TOGETHER):
         total += np.float64(_part(row, begin, min(begin + SUMMED_TOGETHER, count), temperature, least, above, top))
@@ -215,9 +217,9 @@ def sum_of(row, count, temperature, least, above, top):
 
 @helper
 def chosen(row, count, temperature, key, top_k, top_p, least_to_top, held):
-    """The token of a row of `count` logits; NO_NUMBER or IN_DOUBT where there is none that is sure.
+    """The token of a row of `count` logits; NO_NUMBER or IN_DOUBT if it is not certain.
 
-    temperature: float32; 0: greedy. top_k: 0, or at least `count`: all; MOST_KEPT at most otherwise. top_p: float64; 1: all.
+    temperature: float32; 0: greedy. top_k: 0, or at least `count`: all; otherwise at most MOST_KEPT. top_p: float64; 1: all.
     least_to_top: float32, log min-p; -inf: all. held: address of int32 [MOST_KEPT], scratch.
     """
     best = likeliest(row, count)

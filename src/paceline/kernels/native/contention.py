@@ -1,8 +1,8 @@
-"""Contention: fewer threads for as long as other work of the machine keeps some of them from a core.
+"""Contention: use fewer threads while other work on the machine takes cores from some of them.
 
 Threads of a step wait for one another many times, so one that has to share its core makes all of them as slow as itself, and
-slower than a single thread with a core of its own. How many run a step changes no bit of it, so they may be fewer at any time:
-half as many after steps that mostly waited, twice as many some time later, and if that was too early, later still.
+slower than a single thread with its own core. The number of threads changes no bit of the result, so it can change at any time:
+it is halved after steps that mostly waited, doubled some time later, and if that was too early, the next pause is longer.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from collections.abc import Callable
 from time import perf_counter
 
 _WINDOW_S = 0.05
-"""Seconds of steps that are judged together: the system may take a core away for a few milliseconds at any time."""
+"""Seconds of steps that are evaluated together: the system may take a core away for a few milliseconds at any time."""
 _MOST_LOST = 0.4
 """The share of a window that may be lost: half the threads would take almost twice as long."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 1.6
-"""Seconds until more threads are tried: so long that trying in vain costs little, so short that nobody notices the rest."""
+"""Seconds until more threads are tried: long enough that failed attempts cost little, short enough to go unnoticed."""
 
 
 class Contention:
-    """now: seconds of a clock that only goes forward."""
+    """now: a monotonic clock in seconds."""
 
     def __init__(self, now: Callable[[], float] = perf_counter) -> None:
         self._now = now
@@ -27,10 +27,10 @@ class Contention:
         self._until, self._pause = 0.0, _FIRST_PAUSE_S
         self._took = self._lost = 0.0
         self.times = 0
-        """How often threads were too many."""
+        """How often there were too many threads."""
 
     def allowed(self, threads: int) -> int:
-        """How many of so many threads to run a step on: as many, or a power of two below."""
+        """How many of so many threads to run a step on: all, or a smaller power of two."""
         if not 0 < self._limit < threads:
             return threads
         if self._now() >= self._until:
@@ -40,7 +40,7 @@ class Contention:
         return min(self._limit, threads)
 
     def observe(self, threads: int, took: float, lost: float) -> None:
-        """Take note of a step. threads: that it ran on, more than one. took: seconds. lost: those that one of them had no
+        """Record a step. threads: how many it ran on, more than one. took: seconds. lost: seconds in which one thread had no
         core.
         """
         self._took += took

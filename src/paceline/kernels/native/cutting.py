@@ -1,10 +1,10 @@
-"""Cutting: the least score that top-k, top-p and min-p leave of a row of logits.
+"""Cutting: the lowest score of a row of logits that top-k, top-p and min-p keep.
 
-A score is a logit over the temperature. A token is within top-p if those with larger scores hold less than that: mostly a few of
-the largest are all, which are held in order; where they are more than can be held, the edge is found by halves.
+A score is logit / temperature. A token is within top-p if the tokens with larger scores have less probability than top-p: mostly
+these are a few of the largest, which are kept in order; if they are more than MOST_KEPT, the edge is found by bisection.
 
-Drafts make do with sums in float32. Where others decide about the same row by sums of their own in float64, the weights of all
-tokens are handed over in float64, and nothing is decided that the last bits of those could decide otherwise.
+Drafts use sums in float32. Where the result must agree with that of other code, which sums in float64, the caller passes the
+weights of all tokens in float64, and a case that their last bits could decide is reported as UNSURE.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from paceline.kernels.native.memory import HELPER, bits_of, carray, float_of, fl
 
 _f = np.float32
 UNSURE = _f(np.inf)
-"""In place of a least score: a share is too close to top-p."""
+"""In place of a score: a share is too close to top-p."""
 _SAME_SHARE = 1e-9
-"""Shares further from top-p than this are on the same side of it whoever summed them in float64."""
+"""Shares further from top-p than this are on the same side of it in whatever order they are summed in float64."""
 _FEW = 24
-"""Mostly so many tokens are top-p; more are found if they are not."""
+"""Number of tokens that is tried first; mostly top-p needs no more."""
 
-# no liberties: shares are compared with those that others sum
+# no reassociation: shares must agree with those that other code sums
 _plain = numba.njit(**HELPER, fastmath={"contract"})
 _sums = numba.njit(**HELPER, fastmath={"reassoc", "contract", "nsz"})
 
@@ -41,7 +41,7 @@ def _weight_of(row, count, temperature, least, above, weights):
 
 @helper
 def _held_by(row, count, temperature, least, above, top, weights):
-    """`choosing.sum_of`, of the weights where there are some."""
+    """`choosing.sum_of`, but a sum of the given weights if there are any."""
     if weights == 0:
         return sum_of(row, count, temperature, least, above, top)
     return _weight_of(row, count, temperature, least, above, weights)
@@ -49,7 +49,7 @@ def _held_by(row, count, temperature, least, above, top, weights):
 
 @_plain
 def _within_top_p(row, count, temperature, top_k, top_p, least, top, held, weights):
-    """The least score within top-p, or UNSURE; arguments as those of `least_kept`. least: of the scores that top-k leaves."""
+    """The lowest score within top-p, or UNSURE; arguments as in `least_kept`. least: the lowest score that top-k keeps."""
     total = _held_by(row, count, temperature, least, _f(-np.inf), top, weights)
     doubt = _SAME_SHARE if weights != 0 else 0.0
     most = min(count, top_k if 0 < top_k < count else MOST_KEPT)
@@ -67,19 +67,20 @@ def _within_top_p(row, count, temperature, top_k, top_p, least, top, held, weigh
             if share >= top_p + doubt:
                 return score
             last = score
-        # none of those that follow is likelier than the last one
+        # no later token is likelier than the last one
         if number == most or share + (most - number) * weight < top_p:
             break
         begin, number = number, most
     if most == MOST_KEPT < count:
         return _edge(row, count, temperature, top_p, least, top, total, keys[number - 1], weights)
-    # sums are rounded: all that there are may hold less than top-p
+    # because sums are rounded, all tokens together may have less than top-p
     return least
 
 
 @_plain
 def _edge(row, count, temperature, top_p, least, top, total, inside, weights):
-    """The same for many tokens. total: what all of them hold, times e^top. inside: a logit within top-p, in order."""
+    """As `_within_top_p`, for many tokens, by bisection. total: sum of all weights. inside: a logit within top-p, as the int32 of
+    `in_order`."""
     doubt = _SAME_SHARE if weights != 0 else 0.0
     inside, outside = np.int64(inside), np.int64(in_order(bits_of(_f(-np.inf))))
     while inside - outside > 1:
@@ -97,12 +98,12 @@ def _edge(row, count, temperature, top_p, least, top, total, inside, weights):
 
 @helper
 def least_kept(row, count, temperature, top_k, top_p, least_to_top, top, held, weights):
-    """The least score that is left of a row of `count` logits; -inf where nothing is cut; UNSURE where there are weights and
-    they do not tell for sure.
+    """The lowest score that the cuts keep of a row of `count` logits; -inf if nothing is cut; UNSURE if there are weights and the
+    result is uncertain.
 
-    top_k: 0, or at least `count`: all; MOST_KEPT at most otherwise. top_p: float64; 1: all. least_to_top: float32, log min-p;
-    -inf: all. top: the largest score, a number. held: address of int32 [MOST_KEPT], scratch. weights: address of float64 [count],
-    e^(score - top) of all tokens; or 0, and sums in float32 decide.
+    top_k: 0, or at least `count`: all; otherwise at most MOST_KEPT. top_p: float64; 1: all. least_to_top: float32, log min-p;
+    -inf: all. top: the largest score, finite. held: address of int32 [MOST_KEPT], scratch. weights: address of float64 [count],
+    e^(score - top) of all tokens; or 0 to use sums in float32.
     """
     least = _f(-np.inf)
     if 0 < top_k < count:

@@ -1,10 +1,10 @@
-"""Decoder: one whole step of a Llama-form model in one call, on as many threads as are given.
+"""Decoder: one whole step of a Llama-form model in one call, on any number of threads.
 
-The line is drawn once, in `step`: embed, then per layer norm, queries keys and values, rotation, attention, output, norm, gated
-MLP, and at the end norm and head for the rows that are wanted. Threads divide panels of outputs, rows or heads, never a sum,
-and meet at a barrier between; so the number of threads changes no bit either. A barrier for every line that is drawn:
+`step` is the sequence of operations: embed, then per layer norm, queries keys and values, rotation, attention, output, norm,
+gated MLP, and at the end norm and head for the wanted rows. Threads divide panels of outputs, rows or heads, never a sum, and
+meet at barriers in between; so the number of threads changes no bit either. In this diagram, each horizontal line is a barrier:
 
-                   what a thread takes          writes
+                   work of a thread             writes
     embed          rows                         residual [T, hidden]
     ------------------------------------------------------------------------- per layer
     norm, lay out  all rows, or tiles (1)       [inputs, rows of a tile]: a row becomes a column of a tile
@@ -16,19 +16,19 @@ and meet at a barrier between; so the number of threads changes no bit either. A
     -------------------------------------------------------------------------
     out            panels                       added to the residual stream
     -------------------------------------------------------------------------
-    norm, gate, up pairs of panels              inner [T, inner]: activation of the gates, times what they gate
+    norm, gate, up pairs of panels              inner [T, inner]: activation(gate) * up
     -------------------------------------------------------------------------
     down           panels                       added to the residual stream
     ------------------------------------------------------------------------- at the end
     norm, head     panels                       logits, of wanted rows only
 
-(1) Every thread lays out the rows of one tile for itself; those of several tiles are shared out, with one more barrier. The same
-holds before every other product.
-(2) None where a thread goes on with the key heads that it has: outputs lie by key head, its queries, its key and its value.
-(3) From here on the last layer has the wanted rows only: of the others, only keys and values are read later.
+(1) The rows of a single tile are laid out by every thread for itself; with several tiles, threads divide them, which takes one
+more barrier. The same holds before every other product.
+(2) No barrier if each thread continues with its own key heads: outputs are ordered by key head (its queries, its key, its value).
+(3) From here on the last layer computes only wanted rows: of the others, only keys and values are read later.
 
-A norm behind a block, or one that all heads pass together, takes one more barrier. Mixtures of experts (`experts`) take the place
-of the lines from "norm, gate, up" to "down".
+A norm after a block, or one over all heads together, takes one more barrier. Mixtures of experts (`experts`) replace the lines
+from "norm, gate, up" to "down".
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def embedded(model, token, out):
 
 @helper
 def placed(model, norms, layer, index, segment, row, position, line, low, high):
-    """Of one row and the key heads [low, high): norm and rotate queries and keys, and write keys and values into the slab."""
+    """For one row and the key heads [low, high): norm and rotate queries and keys, and write keys and values to the slab."""
     size, key_heads = model.head_size, model.key_heads
     half, width, group = model.rotary // 2, up(model.head_size, PANEL), model.heads // key_heads
     cosine, sine = layer.cosine + 4 * position * half, layer.sine + 4 * position * half
@@ -102,13 +102,13 @@ def placed(model, norms, layer, index, segment, row, position, line, low, high):
             at = plane * segment.capacity * width + (k // PANEL * segment.capacity + slot) * PANEL + k % PANEL
             stored(segment.values, at, number if there else _f(0), kv_bytes)
         if not whole:
-            # whoever sees this token is told by its key that there is no number, and who does not weighs its value with nothing
+            # rows that see this token get NaN from its key; other rows multiply its value by zero, so NaN was replaced by 0
             stored(segment.keys, place, _f(np.nan), kv_bytes)
 
 
 @helper
 def _by_whole_heads(model, threads):
-    """Whether each thread multiplies the queries, keys and values of whole key heads: those that it places."""
+    """Whether each thread computes queries, keys and values of whole key heads, the same ones that it places in the slab."""
     return model.key_heads % threads == 0 and (model.heads + 2 * model.key_heads) * model.head_size % (threads * PANEL) == 0
 
 
@@ -121,7 +121,7 @@ def _turned(norm, head, size, half, cosine, sine):
 
 @helper
 def _normed_together(model, norms, index, line):
-    """Norm all queries of a row as one, and all its keys. OLMo 2 (arXiv:2501.00656), section 2."""
+    """Norm all queries of a row together, and all its keys together. OLMo 2 (arXiv:2501.00656), section 2."""
     queries = (model.heads // model.key_heads) * model.head_size
     arithmetic.rms_norm_in_parts(
         line, model.key_heads, queries, queries + 2 * model.head_size, norms[NORMS * index + QUERY].weight,
@@ -135,8 +135,8 @@ def _normed_together(model, norms, index, line):
 
 @helper
 def stored(numbers, place, value, kv_bytes):
-    """Store a number of a key or value, what is too large as the largest there is: an infinity weighed with nothing is no number.
-    numbers: address of the first."""
+    """Store a number of a key or value, clamped to the largest finite one, since infinity times zero is NaN. numbers: address of
+    the first."""
     if kv_bytes == 2:
         put_half(numbers + 2 * place, value)
     else:
@@ -145,7 +145,7 @@ def stored(numbers, place, value, kv_bytes):
 
 @helper
 def _before(chosen, segment):
-    """Rows of a segment in front of the first that is wanted."""
+    """Number of a segment's rows before its first wanted row."""
     if len(chosen) == 0:
         return 0
     for row in chosen:
@@ -158,8 +158,8 @@ def _before(chosen, segment):
 def attended(model, layers, index, segments, parents, chosen, scratch, product, thread, threads, stride):
     """This thread's share of the attention of one layer: tiles of queries, in runs of about equal work.
 
-    In runs, so that the tiles of one key head, which read the same keys and values, mostly go to one thread.
-    chosen: int64, the rows that are wanted, in order; empty: all.
+    The runs are contiguous, so that tiles of one key head, which read the same keys and values, mostly go to one thread.
+    chosen: int64, the wanted rows, in order; empty: all.
     """
     group = model.heads // model.key_heads
     queries = 0
@@ -189,7 +189,7 @@ def attended(model, layers, index, segments, parents, chosen, scratch, product, 
 
 @helper
 def projected(model, layers, index, norms, matrices, segments, positions, call, thread, round_):
-    """Queries, keys and values of one layer, in their places. Returns the round."""
+    """Compute queries, keys and values of one layer, and store them. Returns the barrier's round."""
     threads, scratch, rows = call.threads, call.scratch, call.rows
     matrix, width = matrices[MATRICES * index + QKV], matrices[MATRICES * index + QKV].panels * PANEL
     following = matrices[MATRICES * index + OUT]
@@ -203,7 +203,7 @@ def projected(model, layers, index, norms, matrices, segments, positions, call, 
             _normed_together(model, norms, index, scratch.projected + 4 * row * width)
         round_ += 1
         barrier(scratch.counter, round_, threads)
-    # by key head: keys of neighbouring rows lie side by side, and threads that write to one line of memory wait for each other
+    # divided by key head: keys of neighbouring rows share cache lines, and threads writing to one line would slow each other
     low, high = model.key_heads * rows * thread // threads, model.key_heads * rows * (thread + 1) // threads
     for s in range(len(segments)):
         segment = segments[s]
@@ -213,7 +213,7 @@ def projected(model, layers, index, norms, matrices, segments, positions, call, 
             line = scratch.projected + 4 * flat * width
             placed(model, norms, layers[index], index, segment, row, positions[flat], line, first, last)
     if len(segments) > 1 or model.key_heads % threads > 0:
-        # otherwise each thread attends with the very heads that it has placed
+        # otherwise each thread attends with exactly the heads that it has placed
         round_ += 1
         barrier(scratch.counter, round_, threads)
     return round_
@@ -221,8 +221,8 @@ def projected(model, layers, index, norms, matrices, segments, positions, call, 
 
 @helper
 def mixed(model, layers, index, norms, matrices, segments, parents, chosen, rows, call, thread, round_):
-    """The attention of one layer, up to the residual stream. chosen: as of `attended`, whose rows are the first `rows` of that
-    stream from then on. Returns the round."""
+    """The attention of one layer, up to the residual stream. chosen: as in `attended`; afterwards these rows are the first `rows`
+    of the stream. Returns the barrier's round."""
     threads, scratch, norm = call.threads, call.scratch, NORMS * index
     width = matrices[MATRICES * index + QKV].panels * PANEL
     attended(model, layers, index, segments, parents, chosen, scratch, call.product, thread, threads, width)
@@ -239,7 +239,7 @@ def mixed(model, layers, index, norms, matrices, segments, parents, chosen, rows
 
 @helper
 def _moved_up(matrix, chosen, residual, stride, thread, threads):
-    """Put the rows that are wanted in front; of each this thread moves what it will add to."""
+    """Move the wanted rows to the front; of each row, a thread moves the part that it will add to."""
     low, high = share(matrix.panels, thread, threads, matrix.paired), share(matrix.panels, thread + 1, threads, matrix.paired)
     for row in range(len(chosen)):
         source, target = floats(residual + 4 * stride * chosen[row]), floats(residual + 4 * stride * row)
@@ -257,8 +257,8 @@ def _in_order(rows):
 
 @helper
 def tapped(model, call, index, wanted, count, thread):
-    """Copy what enters a layer, or leaves the last one, for the wanted rows, where somebody asked for it. wanted: int64, which
-    these are; empty: the first `count`."""
+    """Copy the input of a layer, or the last one's output, for the wanted rows, if it is tapped. wanted: int64, indices of these
+    rows; empty: the first `count`."""
     if call.taps == 0:
         return
     address = carray(pointer(call.taps), model.layers + 1, np.int64)[index]
@@ -273,8 +273,8 @@ def tapped(model, call, index, wanted, count, thread):
 
 @helper
 def headed(model, norm, matrix, following, wanted, count, call, thread, round_):
-    """The last norm and the head, for the wanted rows, which are those of `tapped`. following: the matrix that the next step
-    begins with."""
+    """The last norm and the head, for the wanted rows, given as in `tapped`. following: the first matrix of the next step, to
+    prefetch."""
     threads, scratch, width = call.threads, call.scratch, matrix.panels * PANEL
     stride = up(model.hidden, PANEL)
     round_ = laid_out(
@@ -321,7 +321,7 @@ def step(thread, address):
         round_ = projected(model, layers, index, norms, matrices, segments, positions, call, thread, round_)
         taken = all_rows
         if index == model.layers - 1 and ordered:
-            # of rows that are not wanted nobody reads more of the last layer than keys and values
+            # of the last layer, only keys and values of unwanted rows are read later
             if len(wanted) == 0:
                 return
             taken, chosen, rows = chosen, all_rows, len(wanted)

@@ -1,8 +1,8 @@
 """Drafting: a whole draft tree for every sequence of a batch in one call, without returning to Python in between.
 
-Each level is a step of the model over the nodes that are to have children, and a choice of those for each (`siblings`). Who has
-children is settled by a shape, or, where there is none, by what the model finds likely. A node is fed once, into a slot of its
-own behind the text, where its descendants find it. What comes of it is what `growth.Draft` would grow.
+Each level is a step of the model over the nodes that will have children, followed by a choice of each node's children
+(`siblings`). A shape decides which nodes have children, or, without one, the model's confidences. A node is fed once, into its
+own slot after the text, where its descendants find it. The resulting trees are those that `growth.Draft` would grow.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from paceline.kernels.native.siblings import siblings
 
 _f = np.float32
 _ASKED, _WILLING = -2, -3
-"""The spot of a node that is to have children and was not fed yet; and of one that might."""
+"""SPOT of a node that will have children and was not fed yet; and of one that is a candidate for children."""
 
 
 @helper
 def _hang(job, owner, nodes, numbers, node, found, shares):
-    """Hang below a node what was chosen for it, behind the nodes that there are."""
+    """Append the chosen children of a node to the nodes."""
     slots = carray(pointer(owner.slots), 2 * job.places + 1 if job.beam == 0 else 0, np.int64)
     first = slots[nodes[PLACE, node]] if job.beam == 0 else 0
     for at in range(job.wide):
@@ -58,7 +58,7 @@ def _hang(job, owner, nodes, numbers, node, found, shares):
 
 @helper
 def _is_among_best(worths, size, node, limit):
-    """Whether a node is one of the `limit` worthiest besides the root; of equals the older is."""
+    """Whether a node is one of the `limit` worthiest besides the root; in a tie, the older node ranks first."""
     before = 0
     for other in range(1, size):
         before += worths[other] > worths[node] or (worths[other] == worths[node] and other < node)
@@ -67,7 +67,7 @@ def _is_among_best(worths, size, node, limit):
 
 @helper
 def _asked_by_worth(nodes, worths, begin, size, beam, limit):
-    """Ask of the nodes that might have children the worthiest: as many as the beam is wide, of those that fit in the budget."""
+    """Mark the worthiest candidates for children as asked: as many as the beam is wide, and only those that fit in the budget."""
     for _ in range(beam):
         best = -1
         for node in range(begin, size):
@@ -80,7 +80,7 @@ def _asked_by_worth(nodes, worths, begin, size, beam, limit):
 
 @helper
 def _ask(job, owner, nodes, numbers, least):
-    """Mark those of a new level that are to have children."""
+    """Mark the nodes of a new level that will have children."""
     begin, size = owner.fresh, owner.count
     if begin == size or nodes[LEVEL, begin] == owner.depth:
         return
@@ -101,7 +101,7 @@ def _ask(job, owner, nodes, numbers, least):
 
 @helper
 def _laid(job, sequences, nodes, families, asked, owners, segments, tokens, positions, wanted):
-    """Lay out the step over the nodes that are asked for; its rows and segments."""
+    """Lay out the step over the asked nodes; returns its numbers of rows and segments."""
     rows = number = 0
     for at in range(job.count):
         owner = sequences[at]
@@ -127,7 +127,7 @@ def _laid(job, sequences, nodes, families, asked, owners, segments, tokens, posi
 
 @helper
 def _path(nodes, node, path):
-    """Write the tokens from below the root down to a node; how many there are."""
+    """Write the tokens from below the root down to a node; returns their number."""
     length = nodes[LEVEL, node]
     for place in range(length - 1, -1, -1):
         path[place], node = nodes[TOKEN, node], nodes[PARENT, node]
@@ -199,5 +199,5 @@ def draft(thread, address):
         met += 1
         barrier(counters[1:].ctypes.data, met, threads)
     if thread == 0:
-        # where those of a step lie
+        # restore the parents of ordinary steps
         calls[0].parents = parents

@@ -1,4 +1,4 @@
-"""Entries: what of these kernels is called from outside. Read from disk, or compiled, when it is first asked for."""
+"""Entries: the kernels that are called from outside. Each is read from disk, or compiled, on first use."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ STEP = Kernel("native.decoder.step")
 DRAFT = Kernel("native.drafting.draft")
 """One thread's part of a draft: (thread, address of a DRAFT record)."""
 IDLE, WORK, LEAD = (Kernel(f"native.pool.{part}") for part in ("idle", "work", "lead"))
-"""Of a pool of threads: idling for so many turns, what a worker does without end, and what is done by the one who calls."""
+"""Of a pool of threads: idling for so many turns, a worker's endless loop, and the caller's part."""
 READ = Kernel("native.bench_reading.read")
 """One thread's part of measuring memory bandwidth: (thread, address of a READING record)."""
 TOGETHER = Kernel("native.bench_together.together")

@@ -1,7 +1,7 @@
-"""Experts: an MLP of which each row takes some parts, those that its router holds likeliest.
+"""Experts: a mixture-of-experts MLP, in which each row uses the experts that the router finds likeliest.
 
-Rows are gathered by expert, so that the weights of an expert are read once for all rows that chose it. What an expert says to a
-row is that row's alone, and a row adds up its experts in their order, whatever rides beside it.
+Rows are gathered by expert, so that the weights of an expert are read once for all rows that chose it. An expert's output for a
+row depends on that row alone, and a row adds up its experts in index order, whatever rows are beside it.
 
 Source: Shazeer et al. (arXiv:1701.06538), section 2; as in Mixtral (arXiv:2401.04088), Qwen 3 (arXiv:2505.09388) and OLMoE
 (arXiv:2409.02060).
@@ -21,19 +21,19 @@ from paceline.kernels.native.vectors import PANEL
 
 _f = np.float32
 _TAKEN = _f(-1)
-"""In the place of a chance, which is never less than 0."""
+"""In place of a router probability, which is never negative: already chosen."""
 
 
 @helper
 def _routed(model, row, width, scratch):
-    """The experts of one row, the likeliest first, and their weights. Of equal ones the first is the likelier."""
+    """Write the experts of one row, the likeliest first, and their weights. In a tie, the lower index comes first."""
     line = scratch.routed + 4 * row * width
     whole = arithmetic.soft_max(line, model.experts, _f(1))
     chances, kept = floats(line), _f(0)
     chosen = carray(pointer(scratch.chosen), (row + 1) * model.chosen, np.int64)
     weights = floats(scratch.weights)
     for place in range(row * model.chosen, (row + 1) * model.chosen):
-        # where nothing is a number any will do: whatever comes of it is no number either
+        # if all are NaN, any expert will do: the result is NaN anyway
         best, most = place - row * model.chosen, _TAKEN
         for expert in range(model.experts):
             if chances[expert] > most:
@@ -50,7 +50,7 @@ def _routed(model, row, width, scratch):
 
 @helper
 def _gathered(model, rows, scratch):
-    """The rows of every expert, in order, and where among `chosen` each stands."""
+    """Write the rows of every expert, in order, and their indices in `chosen`."""
     count = rows * model.chosen
     chosen = carray(pointer(scratch.chosen), count, np.int64)
     begins = carray(pointer(scratch.begins), model.experts + 2, np.int64)
@@ -69,8 +69,8 @@ def _gathered(model, rows, scratch):
 
 @helper
 def mixture(model, index, norms, matrices, experts, rows, everyone, scratch, thread, threads, round_):
-    """The experts of one layer, added to the first `rows` of the residual stream. experts: two matrices of each of every layer's.
-    everyone: no rows, for all. Returns the round."""
+    """Add the experts' output of one layer to the first `rows` of the residual stream. experts: two matrices per expert, of all
+    layers. everyone: empty, which means all rows. Returns the barrier's round."""
     norm, unnormed = norms[NORMS * index + BEFORE_MLP], norms[-1]
     router, width, stride = matrices[MATRICES * index + GATE_UP], model.hidden, up(model.hidden, PANEL)
     round_ = laid_out(router, norm, rows, scratch.residual, stride, everyone, width, scratch, thread, threads, round_)
@@ -116,7 +116,7 @@ def mixture(model, index, norms, matrices, experts, rows, everyone, scratch, thr
             source = scratch.branch + 4 * ((at - begin) * stride + low * PANEL)
             target = scratch.mixture + 4 * (members[at] * stride + low * PANEL)
             arithmetic.weighed(target, (high - low) * PANEL, source, weights[places[at]])
-        # the next one writes where these are read
+        # the next expert overwrites the buffers that are read here
         round_ += 1
         barrier(scratch.counter, round_, threads)
     for row in range(rows):

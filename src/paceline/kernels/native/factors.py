@@ -1,4 +1,4 @@
-"""Factors: what words of packed weights become in registers, and how whole numbers are multiplied there."""
+"""Factors: unpack words of packed weights in registers, and multiply integers or bfloat16 there."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ WORDS_OF = {
     "int4": WORDS,
     "w8a8": WORDS,
 }
-"""What a register's share of a panel's words is."""
+"""LLVM type of one register of a panel's words."""
 
 
 def widened(builder: Any, form: Format, word: Any, step: int) -> Any:
-    """Float32 weights of one input: the `step`-th of those that share a word."""
+    """Float32 weights of one input, the `step`-th of the inputs that share a word."""
     match form.name:
         case "fp32":
             return word
@@ -55,7 +55,7 @@ def _half_of(builder: Any, words: Any, step: int) -> Any:
 
 
 def half_products(builder: Any, sums: Any, left: Any, right: Any) -> Any:
-    """Per lane: the sum plus the products of two pairs of bfloat16, the second pair's first."""
+    """Per lane: the sum plus the products of two pairs of bfloat16, the second pair's product added first."""
     if MULTIPLIES_HALVES:
         callee = external(builder, f"llvm.x86.avx512bf16.dpbf16ps.{32 * LANES}", VECTOR, [VECTOR, HALVES, HALVES])
         return builder.call(callee, [sums, builder.bitcast(left, HALVES), builder.bitcast(right, HALVES)])
@@ -65,9 +65,9 @@ def half_products(builder: Any, sums: Any, left: Any, right: Any) -> Any:
 
 
 def whole_numbers(builder: Any, form: Format, word: Any, step: int) -> Any:
-    """The `step`-th weights of each lane's word, as they are multiplied: two of 16 bits or four of 8.
+    """The `step`-th weights of each lane's word, in the form for multiplication: two of 16 bits or four of 8.
 
-    Of four signed bytes the first and third make a pair, and the second and fourth, whatever instructions there are.
+    Of four signed bytes, the first and third form a pair, and the second and fourth, whatever the instruction set.
     """
     match form.name:
         case "int8":
@@ -80,8 +80,8 @@ def whole_numbers(builder: Any, form: Format, word: Any, step: int) -> Any:
 
 
 def four_products(builder: Any, sums: Any, unsigned: Any, signed: Any) -> Any:
-    """Per 32-bit lane: the sum plus the products of four unsigned with four signed bytes, or of four signed ones both where these
-    are what is multiplied."""
+    """Per 32-bit lane: the sum plus the products of four unsigned with four signed bytes; with MULTIPLIES_SIGNED_BYTES, both are
+    signed."""
     kind = ir.VectorType(I8, 4 * LANES)
     if MULTIPLIES_SIGNED_BYTES:
         callee = external(builder, "llvm.aarch64.neon.sdot.v4i32.v16i8", WORDS, [WORDS, kind, kind])
@@ -106,7 +106,7 @@ def pair_products(builder: Any, sums: Any, left: Any, right: Any) -> Any:
     """Per 32-bit lane: the sum plus the products of two pairs of 16-bit numbers."""
     if PAIR_PRODUCTS:
         callee = external(builder, PAIR_PRODUCTS, WORDS, [PAIRS, PAIRS])
-        # with the addition LLVM makes one instruction of it where there is one (VNNI)
+        # LLVM combines it with the addition into one instruction if there is one (VNNI)
         return builder.add(sums, builder.call(callee, [builder.bitcast(left, PAIRS), builder.bitcast(right, PAIRS)]))
     for shift in (16, 0):
         first, second = (builder.ashr(builder.shl(pair, repeated(shift)), repeated(16)) for pair in (left, right))

@@ -1,12 +1,12 @@
-"""Formats: how weights lie in memory for the tiles, and what each format makes of a number.
+"""Formats: the memory layout of weights for the tiles, and the number format of weights and activations.
 
 A matrix [N, K] is stored as panels of PANEL outputs. Within a panel the inputs follow one another, each with one weight per
-output side by side, so that a register holds the same input of LANES outputs. Whole numbers lie behind the float16 scales that
-they share (the largest magnitude maps to 127, or 7), and activations that meet them become whole numbers too, with float32
-scales, so that many products are summed exactly and several at a time. `int4` has a scale per output and group of 32 inputs, and
-activations of 16 bits one per row and group (ADR 0011). `int8` and `w8a8` have one per output, and one per row of activations, of
-16 bits and of 8, so that a processor's matrix unit can make their sums (ADR 0012, ADR 0013). In `w16a16` activations become
-bfloat16 as weights do, for the instructions that multiply pairs of these (ADR 0014).
+output side by side, so that a register holds the same input of LANES outputs. Integers follow the float16 scales that they share
+(the largest magnitude maps to 127, or 7), and activations multiplied with them become integers too, with float32 scales, so that
+sums of many products are exact, and several are computed at a time. `int4` has a scale per output and group of 32 inputs; its
+activations have 16 bits and a scale per row and group (ADR 0011). `int8` and `w8a8` have a scale per output, and activations of
+16 and of 8 bits with a scale per row, so that a processor's matrix unit can compute their sums (ADR 0012, ADR 0013). In `w16a16`
+both activations and weights are bfloat16, for the instructions that multiply pairs of these (ADR 0014).
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from paceline.kernels.native.vectors import MULTIPLIES_SIGNED_BYTES, PANEL
 GROUP = 32
 """Inputs that share a scale in `int4`; every K is padded with zeros to a multiple of it."""
 BLOCK = 64
-"""Numbers of a row of activations that lie side by side in `int8` and `w8a8`, and what K is padded to there."""
+"""Adjacent numbers of a row of activations in `int8` and `w8a8`, and the multiple that K is padded to there."""
 LARGEST = {8: 2**7 - 1, 16: 2**15 - 129}
-"""What the largest activation of a row becomes, by bits: the upper byte of more than that, of 16, would not be a signed one."""
+"""Bits -> the integer that a row's largest activation maps to; of a larger 16-bit one, the upper byte would overflow int8."""
 SUMMED = 512
-"""So many products of a byte and an activation of 16 bits are summed in 32 bits before they are rounded; a multiple of BLOCK."""
+"""Products of a byte and a 16-bit activation that are summed in 32 bits before they are rounded; a multiple of BLOCK."""
 MOST_INPUTS = (2**31 - 1) // 127**2
-"""So many products of two bytes can be summed in 32 bits."""
+"""Most products of two bytes that can be summed in 32 bits."""
 
 
 @dataclass(frozen=True)
 class Format:
-    """bits: of one weight, scale aside. together: inputs that share a word of word_bytes.
+    """bits: per weight, without scales. together: inputs that share a word of word_bytes.
 
-    activation_bits: of the whole numbers that activations become; 0: they become none, and weights have no scales.
-    by_group: whether a scale serves GROUP inputs, not all. excess: how much more than its weight a word holds. halved: whether
-    activations become bfloat16.
+    activation_bits: bits of integer activations; 0: activations are not integers, and weights have no scales. by_group: whether
+    a scale applies to GROUP inputs instead of all. excess: offset that is added to stored weights. halved: whether activations
+    become bfloat16.
     """
 
     name: str
@@ -47,27 +47,27 @@ class Format:
 
     @property
     def scaled(self) -> bool:
-        """Whether there are scales: whole numbers are multiplied."""
+        """Whether weights and activations are integers with scales."""
         return self.activation_bits > 0
 
     @property
     def scaled_once(self) -> bool:
-        """Whether one scale serves all inputs, not a group of them."""
+        """Whether one scale applies to all inputs, not to a group of them."""
         return self.scaled and not self.by_group
 
     @property
     def in_planes(self) -> bool:
-        """Whether activations of 16 bits are multiplied as two bytes each: one instruction then takes four of either."""
+        """Whether 16-bit activations are multiplied as two bytes each: one instruction then multiplies four bytes of either."""
         return self.scaled_once and self.activation_bits > 8 and MULTIPLIES_SIGNED_BYTES
 
     @property
     def largest(self) -> int:
-        """What the largest weight that shares a scale becomes."""
+        """The integer that the largest weight of a scale maps to."""
         return 2 ** (self.bits - 1) - 1
 
     @property
     def multiple(self) -> int:
-        """What K is padded to."""
+        """The multiple that K is padded to."""
         return BLOCK if self.scaled_once else GROUP
 
     def padded(self, inputs: int) -> int:
@@ -78,7 +78,7 @@ class Format:
         return inputs if self.scaled_once else GROUP
 
     def row_bytes(self, inputs: int) -> int:
-        """Bytes of one row of activations: float32, or two bfloat16 each, or one; or whole numbers with a scale and a sum, per
+        """Bytes of one row of activations: float32, or two bfloat16 per number, or one; or integers with a scale and a sum, per
         group or, with room to spare, per row."""
         if not self.scaled:
             return (2 if self.halved else 4) * inputs
@@ -113,7 +113,7 @@ FORMATS = {
         Format("w16a16", 16, 2, 4, halved=True),
         Format("int8", 8, 4, 4, activation_bits=16),
         Format("int4", 4, 8, 4, activation_bits=16, by_group=True, excess=8),
-        # as the instruction wants weights: unsigned, or signed
+        # as the instruction needs weights: unsigned, or signed
         Format("w8a8", 8, 4, 4, activation_bits=8, excess=0 if MULTIPLIES_SIGNED_BYTES else 128),
     )
 }

@@ -1,4 +1,4 @@
-"""Judging: how likely a drafted token is held to be, what it was drawn from, and whether a draft goes on behind it."""
+"""Judging: a drafted token's confidence, the distribution that it is drawn from, and whether a draft continues after it."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from paceline.stopping import CLASSES, DEEPEST, LIKELIEST as LIKELIEST_TO_COME_T
 
 _f = np.float32
 _shifted = helper(shifted)
-"""The same, for compiled code."""
+"""`stopping.shifted`, for compiled code."""
 
 _inline = numba.njit(**HELPER, inline="always")
-# scores are divisions to the last bit, as where they are compared with
+# no "arcp": scores must be exact divisions, to compare with those computed elsewhere
 _sums = numba.njit(**HELPER, fastmath={"reassoc", "contract", "nsz"})
 LEAST_POWER = _f(-69)
-"""What is less likely than the likeliest by more than e to this is not drawn: what it is drawn from, a float32, says how likely
-everything is that may be, after all of a vocabulary was summed."""
+"""Tokens less likely than the likeliest by a factor below e to this power are not drawn: so every token that can be drawn has a
+nonzero probability in the recorded float32 distribution, even after division by the sum over a large vocabulary."""
 
 
 @_inline
@@ -35,7 +35,7 @@ def _logarithm(x):
 
 @_inline
 def _weight_of_noise(word):
-    """exp of the noise of a hash, -1 / log(uniform), from 31 of its bits; both ends of the range keep their precision."""
+    """exp of a hash's noise, -1 / log(uniform), from 31 of its bits; precise at both ends of the range."""
     high = np.int32(np.int32(word >> np.int32(1)) + np.int32(1 << 30))
     rest = (_f(np.int32(np.int32(0x7FFFFFFF) - high)) + _f(0.5)) * _f(2.0**-31)
     near_one = rest * (_f(1) + rest * (_f(1 / 2) + rest * (_f(1 / 3) + rest * _f(1 / 4))))
@@ -44,13 +44,13 @@ def _weight_of_noise(word):
 
 @helper
 def share(row, count, temperature, least, token):
-    """The share of a token in the softmax of logits / temperature, of those scores that are `least` or more."""
+    """A token's probability in the softmax of logits / temperature over the scores that are at least `least`."""
     return _f(1.0 / sum_of(row, count, temperature, least, _f(-np.inf), floats(row)[token] / temperature))
 
 
 @_sums
 def share_noised(row, count, temperature, least, key, token):
-    """The same with the noise of a key."""
+    """As `share`, with the noise of a key added to the scores."""
     logits = floats(row)
     own, total = logits[token] / temperature, _f(0)
     for other in range(count):
@@ -74,8 +74,8 @@ def _weighed(row, begin, end, temperature, least, top, probs):
 
 @helper
 def recorded(row, count, temperature, least, top, probs, size):
-    """Write what a token is drawn from: the softmax of the scores that are `least` or more. top: the largest score, a number,
-    LEAST_POWER above `least` at most. probs: address of float32 [size], of which the row knows `count`."""
+    """Write the distribution that a token is drawn from: the softmax of the scores that are at least `least`. top: the largest
+    score, finite; `least` is at least top + LEAST_POWER. probs: address of float32 [size], zero from `count` on."""
     total = 0.0
     for begin in range(0, count, SUMMED_TOGETHER):
         total += np.float64(_weighed(row, begin, min(begin + SUMMED_TOGETHER, count), temperature, least, top, probs))
@@ -85,7 +85,7 @@ def recorded(row, count, temperature, least, top, probs, size):
 
 @helper
 def ends_text(token, ends, count):
-    """Whether a token ends a text: nothing can come true behind it. ends: address of int64 [count]."""
+    """Whether a token ends a text, so that no token after it can be accepted. ends: address of int64 [count]."""
     those = carray(pointer(ends), count, np.int64)
     for place in range(count):  # noqa: SIM110  (compiled: no generators)
         if those[place] == token:
@@ -95,8 +95,8 @@ def ends_text(token, ends, count):
 
 @helper
 def reached(chances, odds, before, level, confidence):
-    """How likely a path comes true behind one more token, of a level from 0 on (`Stopping.reach`). chances: address of float32
-    [DEEPEST, CLASSES]."""
+    """The probability that a path extended by one token is accepted (`Stopping.reach`). level: of the token, from 0. chances:
+    address of float32 [DEEPEST, CLASSES]."""
     judged = min(confidence * _f(CLASSES), _f(CLASSES - 1)) if confidence < _f(1) else _f(CLASSES - 1)
     at = min(level, DEEPEST - 1) * CLASSES + int(max(judged, _f(0)))
     return _f(before * min(_shifted(floats(chances)[at], odds), LIKELIEST_TO_COME_TRUE))

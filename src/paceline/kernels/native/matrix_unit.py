@@ -1,10 +1,10 @@
-"""Tiles of a matrix unit: Intel's AMX, which multiplies 16 rows of 64 bytes with 16 outputs of as many in one instruction.
+"""Tiles of a matrix unit: Intel's AMX, which multiplies 16 rows of 64 bytes with 16 outputs of 64 bytes in one instruction.
 
-Of bytes it makes the same whole numbers as `tiles.py`, and they are scaled by the same roundings; so which of the two a row went
-through changes no bit of it. An activation of 16 bits is two signed bytes, which go through the unit as two rows, and whose sums
-are put together as often as `tiles.py` rounds. Its sums of bfloat16 are rounded in an order of its own; so with `bf16` and
-`w16a16` all rows go through the unit, however few. It takes bfloat16 on both sides: with `bf16` an activation comes as two,
-the nearest and the nearest to what is left over, whose products are added one after the other.
+For bytes it computes the same integers as `tiles.py`, scaled with the same roundings, so a row's bits do not depend on which of
+the two computed it. A 16-bit activation is split into two signed bytes, which the unit takes as two rows; their sums are combined
+as often as `tiles.py` rounds. Sums of bfloat16 are rounded in the unit's own order; so with `bf16` and `w16a16` all rows use the
+unit, however few. Both operands are bfloat16: with `bf16` an activation is split into two, the nearest bfloat16 and the nearest
+to the remainder, whose products are added one after the other.
 
 Source: Intel, "Intel 64 and IA-32 Architectures Software Developer's Manual", volume 1, chapter "Programming with Intel AMX".
 """
@@ -46,14 +46,14 @@ from paceline.kernels.native.vectors import (
 )  # fmt: skip
 
 _FEWEST_ROWS = {"bf16": 1, "w16a16": 1, "int8": 4, "w8a8": 4}
-"""From so many rows on the unit is faster than vectors, measured (ADR 0012, ADR 0013); with bfloat16 it has to be always."""
+"""From so many rows on, the unit is faster than vectors, measured (ADR 0012, ADR 0013); with bfloat16 it must always be used."""
 HIGHEST = 32
 """Rows of the unit in the tallest tile: two registers of activations."""
 _REGISTER_ROWS = 16
 _LINE = 64
-"""Bytes of a row of the unit's registers, and of a vector."""
+"""Bytes per row of the unit's registers, and per vector."""
 _TURN = _REGISTER_ROWS * VECTORS * _LINE
-"""Bytes of a panel that are read for one row of the unit's registers: BLOCK inputs of a byte, GROUP of two."""
+"""Bytes of a panel that are read per turn: BLOCK inputs of one byte, or GROUP inputs of two bytes."""
 
 
 def suits(form: Format) -> bool:
@@ -62,7 +62,7 @@ def suits(form: Format) -> bool:
 
 
 def fewest_rows(form: Format) -> int:
-    """From so many rows on the unit multiplies this format; more than tiles of vectors have where it never does."""
+    """The unit multiplies this format from so many rows on; if never, MOST_ROWS + 1."""
     return min(_FEWEST_ROWS[form.name], MOST_ROWS + 1) if suits(form) else MOST_ROWS + 1
 
 
@@ -72,12 +72,12 @@ def highest(form: Format) -> int:
 
 
 def rows_each(form: Format) -> int:
-    """Rows of the unit that one row of activations takes: as many as it has bytes to a number, where these are whole ones."""
+    """Rows of the unit per row of activations: for integers, as many as bytes per number, else 1."""
     return form.activation_bits // 8 if form.scaled else 1
 
 
 def unit(builder: Any, name: str, *arguments: Any) -> None:
-    """One of the unit's instructions."""
+    """Emit one of the unit's instructions."""
     callee = external(builder, f"llvm.x86.{name}", ir.VoidType(), [argument.type for argument in arguments])
     builder.call(callee, arguments)
 
@@ -108,7 +108,7 @@ def _heights(builder: Any, rows: Any, tall: bool) -> tuple[Any, Any]:
 
 
 def _room(builder: Any, size: int) -> Any:
-    """So many bytes on the stack; taken where the function begins, or every turn of a loop would take its own."""
+    """So many bytes on the stack, allocated at the function's entry, since an allocation in a loop would repeat every turn."""
     with builder.goto_entry_block():
         place = builder.alloca(ir.ArrayType(I8, size))
     place.align = _LINE
@@ -116,9 +116,9 @@ def _room(builder: Any, size: int) -> Any:
 
 
 def emit_matrix_tile(module: Any, form: Format, tall: bool) -> Any:
-    """Declare and define a tile over a whole panel, once per module; `configure` has to come before it.
+    """Declare and define a tile over a whole panel, once per module; `configure` must be called before it.
 
-    Its arguments are int64, as those of `tiles.emit_tile`, behind the number of rows.
+    Its arguments are int64: the number of rows, then those of `tiles.emit_tile`.
     """
 
     def define(builder: Any, *arguments: Any) -> None:
@@ -128,7 +128,7 @@ def emit_matrix_tile(module: Any, form: Format, tall: bool) -> Any:
 
 
 class _Tile:
-    """Registers 0 to 3 hold sums: of four vectors of outputs for one register of rows, or of two for two."""
+    """Registers 0 to 3 hold sums: of four vectors of outputs for one register of rows, or of two vectors for two registers."""
 
     def __init__(
         self, builder: Any, form: Format, tall: bool, rows: Any, activations: Any, panel: Any, panel_bytes: Any,
@@ -140,14 +140,14 @@ class _Tile:
         self.outputs, self.stride, self.mode = outputs, stride, mode
         self.words = builder.add(panel, constant(form.scale_bytes))
         self._ahead: list[Any] = []
-        """Lines that are still to be fetched in this turn."""
+        """Cache lines still to be prefetched in this turn."""
         self.vectors = VECTORS // 2 if tall else VECTORS
         self.sums = builder.ptrtoint(_room(builder, VECTORS * HIGHEST * _LINE), I64)
         self.rounded = builder.ptrtoint(_room(builder, VECTORS * HIGHEST * _LINE), I64) if self._in_blocks else self.sums
 
     @property
     def _in_blocks(self) -> bool:
-        """Whether sums are rounded on the way: 32 bits do not hold those of all inputs."""
+        """Whether sums are rounded in between: 32 bits do not hold the sum over all inputs."""
         return self.form.activation_bits == 16
 
     def emit(self) -> None:
@@ -164,7 +164,7 @@ class _Tile:
             self._end(row.index)
 
     def _multiplied(self, first: Any, turns: Any, vectors: range) -> None:
-        """Add the products of so many turns to the sums, and put these where `_sums_of` says."""
+        """Add the products of so many turns to the sums, and store these at `_sums_of`."""
         with counted(self.builder, turns) as loop:
             turn = self.builder.add(first, loop.index)
             words = self.builder.add(self.words, self.builder.mul(turn, constant(_TURN)))
@@ -175,7 +175,7 @@ class _Tile:
             self._move("tilestored64", register, self._sums_of(vector, constant(row)), constant(_LINE))
 
     def _by_blocks(self, turns: Any, vectors: range) -> None:
-        """Sums over SUMMED inputs at a time, of upper and of lower bytes, which are put together, rounded and added."""
+        """Sums over SUMMED inputs at a time, of upper and of lower bytes, which are combined, rounded and added."""
         builder = self.builder
         with counted(builder, self.rows) as row:
             for vector in vectors:
@@ -195,13 +195,13 @@ class _Tile:
         store(builder, builder.fadd(load(builder, place, VECTOR, _LINE), total), place, _LINE)
 
     def _sums(self, vectors: range) -> Iterator[tuple[int, int, int]]:
-        """The registers of sums: of which vector of outputs, and from which row on."""
+        """The registers of sums: register, vector of outputs, and first row."""
         for part in range(1 + self.tall):
             for place, vector in enumerate(vectors):
                 yield part * len(vectors) + place, vector, part * _REGISTER_ROWS
 
     def _begin(self, vectors: range) -> None:
-        """Zeros, or where rounded sums go on what is there; whole numbers are put together with it in the end."""
+        """Initialise sums: zeros, or in mode CONTINUE the existing outputs; integer sums are combined with these at the end."""
         builder = self.builder
         if self.form.scaled:
             for register, _, _ in self._sums(vectors):
@@ -220,11 +220,11 @@ class _Tile:
         unit(self.builder, name, I8(register), self.builder.inttoptr(address, I8.as_pointer()), stride)
 
     def _sums_of(self, vector: int, row: Any) -> Any:
-        """Where the sums of a row of the unit are kept."""
+        """Where the sums of a row of the unit are stored."""
         return self._kept(self.sums, vector, row)
 
     def _rounded_of(self, vector: int, row: Any) -> Any:
-        """Where the sums of a row are kept that were rounded on the way."""
+        """Where the rounded sums of a row are stored."""
         return self._kept(self.rounded, vector, row)
 
     def _kept(self, room: Any, vector: int, row: Any) -> Any:
@@ -232,7 +232,7 @@ class _Tile:
         return self.builder.add(place, self.builder.mul(row, constant(_LINE)))
 
     def _of_lines(self, turn: Any, words: Any, vectors: range) -> None:
-        """The sums after one more line of each row: BLOCK inputs in bytes, or GROUP in bfloat16."""
+        """Add one more line of each row to the sums: BLOCK inputs in bytes, or GROUP in bfloat16."""
         builder = self.builder
         self._load_rows(builder.add(self.activations, builder.mul(turn, builder.mul(self.unit_rows, constant(_LINE)))), VECTORS)
         instruction = "tdpbf16ps" if self.form.halved else "tdpbsud" if self.form.excess else "tdpbssd"
@@ -241,7 +241,7 @@ class _Tile:
             self._multiply(instruction, VECTORS, 6 + place % 2, place, len(vectors))
 
     def _halves_and_rest(self, turn: Any, words: Any, vectors: range) -> None:
-        """The sums after GROUP more inputs: first of the bfloat16, then of what these leave over."""
+        """Add GROUP more inputs to the sums: first the nearest bfloat16, then the remainders."""
         builder, size = self.builder, self.builder.mul(self.rows, constant(2 * GROUP))
         upper = builder.add(self.activations, builder.mul(turn, builder.mul(size, constant(2))))
         left_over = builder.add(upper, size)
@@ -254,19 +254,19 @@ class _Tile:
             if not self.tall:
                 self._multiply("tdpbf16ps", VECTORS + 1, 6 + place % 2, place, len(vectors))
         if self.tall:
-            # no register is left for them beside the others
+            # no register is left for the remainders beside the others
             self._load_rows(left_over, VECTORS)
             for place in range(len(vectors)):
                 self._multiply("tdpbf16ps", VECTORS, 6 + place, place, len(vectors))
 
     def _load_rows(self, rows: Any, register: int) -> None:
-        """Activations, 64 bytes of each row: into one register, or into two where rows fill more than one."""
+        """Load activations, 64 bytes of each row, into one register, or into two if rows fill more than one."""
         for part in range(1 + self.tall):
             place = self.builder.add(rows, constant(part * _REGISTER_ROWS * _LINE))
             self._move("tileloadd64", register + part, place, constant(_LINE))
 
     def _load_weights(self, words: Any, vector: int, register: int) -> None:
-        """A vector's share of a turn's words, and of what is to be fetched: all lines at once would hold the loads up."""
+        """Load a vector's share of a turn's words, and prefetch its share of lines: all at once would delay the loads."""
         builder = self.builder
         share = _TURN // _LINE // VECTORS
         for line in self._ahead[:share]:
@@ -280,8 +280,8 @@ class _Tile:
             unit(self.builder, instruction, I8(part * vectors + place), I8(rows + part), I8(weights))
 
     def _lines_ahead(self, turn: Any, vectors: range) -> list[Any]:
-        """As much as a turn reads, further on; lines of neighbouring pages in turn, as with tiles of vectors. Where it takes two
-        walks over a panel, each fetches its half of the next one.
+        """The lines to prefetch in a turn, as many as it reads; lines of neighbouring pages in turn, as with tiles of vectors. If
+        a panel is walked twice, each walk prefetches its half of the next panel.
         """
         builder, reach = self.builder, _TURN * len(vectors) // VECTORS
         ahead = builder.add(self.words, builder.mul(turn, constant(reach)))
@@ -293,7 +293,7 @@ class _Tile:
         return lines_in_turn(builder, ahead, reach)
 
     def _end(self, row: Any) -> None:
-        """Do with the sums of one row what the mode says, scaled where they are whole numbers."""
+        """Store, add or continue the sums of one row, as the mode says; integer sums are scaled first."""
         builder = self.builder
         size = splat(builder, load(builder, self._scale_of(row), F32, 4)) if self.form.scaled else None
         excess = self._excess_of(row) if self.form.excess else None
@@ -315,14 +315,14 @@ class _Tile:
             store(builder, builder.select(adds, builder.fadd(value, there), value), at, 4)
 
     def _scale_of(self, row: Any) -> Any:
-        """Where a row's scale lies."""
+        """Address of a row's scale."""
         builder = self.builder
         numbers = builder.mul(self.inputs, constant(self.form.activation_bits // 8))
         head = builder.add(self.activations, builder.mul(self.rows, numbers))
         return builder.add(head, builder.mul(row, constant(4)))
 
     def _excess_of(self, row: Any) -> Any:
-        """What a row's sums have too much, in every lane."""
+        """The excess in a row's sums, to be subtracted, in every lane."""
         builder = self.builder
         total = load(builder, builder.add(self._scale_of(row), builder.mul(self.rows, constant(4))), I32, 4)
         return splat(builder, builder.mul(total, I32(self.form.excess)))

@@ -1,6 +1,6 @@
-"""Memory and threads, seen from compiled code: floats at an address, counters that threads share, a barrier.
+"""Memory and threads in compiled code: floats at an address, counters that threads share, a barrier.
 
-A kernel gets addresses, since what it works on (weights, caches, scratch) belongs to many arrays of many shapes.
+A kernel gets addresses, since its data (weights, caches, scratch) lies in many arrays of many shapes.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from numba.np import numpy_support
 from paceline.kernels.native.layout import FLOAT_KINDS
 from paceline.kernels.native.vectors import F16, F32, F64, I32, I64, MACHINE, external, prefetch
 
-# Numba types what it compiles itself; a type checker would only see functions of the wrong number of arguments
+# Any: Numba infers types itself, and a type checker would only see functions with the wrong number of arguments
 intrinsic: Any = numba.extending.intrinsic
 carray: Any = numpy_support.carray
 
 HELPER: dict[str, Any] = {"nogil": True, "error_model": "numpy", "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
-"""Options of functions that are called from kernels only: wrappers for Python would take longer to compile than they do."""
+"""Options of functions that are called from kernels only: Python wrappers would take longer to compile than the functions."""
 helper = numba.njit(**HELPER)
 _LARGEST_HALF = 65504.0
 _FP32, _FP16 = (FLOAT_KINDS.index(kind) for kind in ("fp32", "fp16"))
@@ -29,7 +29,7 @@ _FP32, _FP16 = (FLOAT_KINDS.index(kind) for kind in ("fp32", "fp16"))
 
 @intrinsic
 def run_part(context, part, thread, address):
-    """Call what one thread runs, void(thread, address of a record that says what to do), at an address."""
+    """Call the function at address `part`, void(thread, address of a record with its arguments)."""
 
     def generate(context, builder, signature, arguments):
         kind = ir.FunctionType(ir.VoidType(), [I64, I64])
@@ -51,7 +51,7 @@ def pointer(context, address):
 
 @intrinsic
 def floats(context, address):
-    """A pointer to float32 at an address, to be indexed."""
+    """An indexable pointer to float32 at an address."""
 
     def generate(context, builder, signature, arguments):
         return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
@@ -85,7 +85,7 @@ def half_at(context, address):
 
 @intrinsic
 def put_half(context, address, value):
-    """Store a float32 as the nearest float16. What is too large for one becomes the largest, what is no number stays none."""
+    """Store a float32 as the nearest float16, clamped to the largest finite one; NaN stays NaN."""
 
     def generate(context, builder, signature, arguments):
         value = arguments[1]
@@ -114,7 +114,7 @@ def brain_at(context, address):
 
 @helper
 def float_at(kind, address, at):
-    """One of the numbers at an address, as float32. kind: of FLOAT_KINDS."""
+    """The number at index `at` of an array at an address, as float32. kind: index in FLOAT_KINDS."""
     if kind == _FP32:
         return floats(address)[at]
     if kind == _FP16:
@@ -124,7 +124,7 @@ def float_at(kind, address, at):
 
 @intrinsic
 def half_bits(context, number):
-    """The bits of the float16 nearest to a float32, infinite where it is too large for one."""
+    """The bits of the float16 nearest to a float32, infinity if it is too large."""
 
     def generate(context, builder, signature, arguments):
         return builder.zext(builder.bitcast(builder.fptrunc(arguments[0], F16), ir.IntType(16)), I32)
@@ -148,7 +148,7 @@ def half_copied(context, target, source):
 
 @intrinsic
 def prefetched(context, address):
-    """Ask for the cache line at an address, to be read later."""
+    """Prefetch the cache line at an address."""
 
     def generate(context, builder, signature, arguments):
         prefetch(builder, arguments[0])
@@ -186,7 +186,7 @@ def arrived(context, address, count):
 
 @intrinsic
 def seen(context, address):
-    """A shared counter, read afresh."""
+    """The current value of a shared counter (atomic load)."""
 
     def generate(context, builder, signature, arguments):
         pointer = builder.inttoptr(arguments[0], I64.as_pointer())
@@ -197,7 +197,7 @@ def seen(context, address):
 
 @intrinsic
 def pause(context):
-    """Tell the core that this thread only waits."""
+    """Hint to the core that this thread is spinning."""
 
     def generate(context, builder, signature, arguments):
         if "sse2" in MACHINE.features:
@@ -212,12 +212,12 @@ _yield: Any = types.ExternalFunction("sched_yield", types.int32())
 _PATIENCE = 2000
 """Turns of waiting, some tens of microseconds, before a thread offers its core to others."""
 _YIELDS = 10_000
-"""How often it offers it, some milliseconds where nobody takes it, before it sleeps."""
+"""How often it yields before it sleeps; some milliseconds if no other thread takes the core."""
 
 
 @helper
 def idled(counter, count, patience):
-    """Idle while a shared counter stands at `count`, for `patience` turns at most."""
+    """Spin while a shared counter equals `count`, for at most `patience` turns."""
     turns = 0
     while seen(counter) == count and turns < patience:
         pause()
@@ -226,15 +226,15 @@ def idled(counter, count, patience):
 
 @helper
 def awaited(counter, count, patience):
-    """Wait until a shared counter has reached `count`; after `patience` turns by yielding the core, and then by sleeping."""
+    """Wait until a shared counter has reached `count`: by spinning for `patience` turns, then by yielding, then by sleeping."""
     turns = 0
     while seen(counter) < count:
         turns += 1
         if turns < patience:
             pause()
         elif turns < patience + _YIELDS:
-            # the one that is waited for may be waiting for this very core; whoever sleeps soon is taken for one that needs none,
-            # and the system puts both on one, for good
+            # the awaited thread may need this very core; a thread that sleeps early seems idle to the system, which may then keep
+            # both threads on one core permanently
             _yield()
         else:
             _usleep(np.uint32(20))

@@ -1,4 +1,4 @@
-"""MLP: gates, what they gate, and the way back; and how a block's output joins the residual stream."""
+"""MLP: gate, up and down products; and adding a block's output to the residual stream."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from paceline.kernels.native.vectors import PANEL
 
 @helper
 def gated(model, matrix, rows, scratch, thread, threads):
-    """The activation of this thread's panels: they alternate, a panel of gates and the panel of what they gate."""
+    """Apply the activation to this thread's panels, in which panels of the gate and of the up matrix alternate."""
     width = matrix.panels * PANEL
     low, high = share(matrix.panels, thread, threads, True), share(matrix.panels, thread + 1, threads, True)
     for row in range(rows):
@@ -27,7 +27,7 @@ def gated(model, matrix, rows, scratch, thread, threads):
 
 @helper
 def joined(norm, matrix, following, rows, scratch, width, thread, threads, round_):
-    """Add a block's output to the residual stream, behind a norm of its own where the model has one. Returns the round."""
+    """Add a block's output to the residual stream, normalised first if the model does so. Returns the barrier's round."""
     stride = up(width, PANEL)
     if norm.kind == NO_NORM:
         multiplied(matrix, rows, scratch.residual, stride, scratch, thread, threads, ADD, following)
@@ -46,7 +46,8 @@ def joined(norm, matrix, following, rows, scratch, width, thread, threads, round
 
 @helper
 def dense(model, index, norms, matrices, rows, everyone, scratch, thread, threads, round_):
-    """The MLP of one layer, added to the first `rows` of the residual stream. everyone: no rows, for all. Returns the round."""
+    """Add one layer's MLP output to the first `rows` of the residual stream. everyone: empty, which means all rows. Returns the
+    barrier's round."""
     matrix, norm, width = matrices[MATRICES * index + GATE_UP], NORMS * index, model.hidden
     stride = up(width, PANEL)
     round_ = laid_out(

@@ -1,4 +1,4 @@
-"""Needs: what a caller of the kernels has to set aside for them, and how it lays out what it hands over."""
+"""Needs: the scratch memory that callers of the kernels must provide, and the layout of activations."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from paceline.kernels.native.tiles import MOST_ROWS, most_rows_of
 from paceline.kernels.native.vectors import PANEL, VECTORS
 
 _TOGETHER = 2**20
-"""Bytes of weights that stay in a core's cache while tile after tile is multiplied with them."""
+"""Bytes of weights that stay in a core's cache while several tiles are multiplied with them."""
 
 
 def highest_tile(form: Format) -> int:
@@ -18,7 +18,7 @@ def highest_tile(form: Format) -> int:
 
 
 def laid_as(form: Format) -> int:
-    """What activations become for a format, of those of `layout`."""
+    """The layout of activations for a format, one of those in `layout`."""
     if form.by_group:
         return GROUPED
     if form.scaled:
@@ -29,22 +29,22 @@ def laid_as(form: Format) -> int:
 
 
 def panels_together(form: Format, panel_bytes: int) -> int:
-    """Panels that are best multiplied with one tile of rows before the next, where there are several tiles.
+    """The best number of panels to multiply with one tile of rows before the next, if there are several tiles.
 
-    A matrix unit is so fast that its activations have to be in the nearest cache; vectors would rather have the weights there.
+    A matrix unit is so fast that it needs activations in the L1 cache; with vectors it is better to keep the weights there.
     """
     return max(_TOGETHER // panel_bytes, 1) if matrix_unit.suits(form) else 1
 
 
 def lines_bytes(widest: int, rows: int) -> int:
-    """Bytes one thread needs for the rows of a tile on their way into it. widest: floats of a row at most. rows: of the step."""
+    """Bytes per thread for a tile's rows before they are laid out. widest: most floats of a row. rows: of the step."""
     return 4 * widest * min(rows, MOST_ROWS)
 
 
 def scratch_bytes(head_size: int, rows: int, longest: int) -> int:
-    """Bytes one thread needs: queries, outputs, a tile of scores and one of weights with their sums, a gathered tail.
+    """Bytes per thread for attention: queries, outputs, a tile of scores and one of weights with their sums, a gathered tail.
 
-    rows: of the step. longest: slots of its longest sequence. A tail holds keys or values, one after the other, of ancestors
+    rows: of the step. longest: slots of its longest sequence. A tail holds first the keys, then the values, of a node's ancestors
     that are rows of the step themselves.
     """
     width, tail = padded(head_size, PANEL), padded(min(rows, longest), PANEL)

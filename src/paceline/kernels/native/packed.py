@@ -35,7 +35,7 @@ class Packed:
 
 
 class Rows(Protocol):
-    """A matrix [N, K] of any floating type whose rows are had by slices: a tensor, or what makes them when they are asked for."""
+    """A matrix [N, K] of any floating type that can be sliced by rows: a tensor, or an object that makes rows on demand."""
 
     @property
     def shape(self) -> torch.Size: ...
@@ -44,10 +44,10 @@ class Rows(Protocol):
 
 
 def pack(weight: Rows, form: Format, arena: Arena | None = None, threads: int = 1) -> Packed:
-    """weight: [N, K]; slices of it begin and end with panels. Made in slices, so that little more than the result is held.
-    threads: that take part, at most; what rows are made of, torch computes.
+    """Pack a matrix. weight: [N, K]. It is read in slices of whole panels, so that little more than the result is in memory.
+    threads: most threads used for packing; torch may use others to produce a slice.
 
-    Raises ValueError where so many inputs cannot be summed exactly.
+    Raises ValueError if sums over so many inputs would not be exact.
     """
     outputs, inputs = weight.shape
     if form.activation_bits == 8 and inputs > MOST_INPUTS:
@@ -72,7 +72,7 @@ def pack(weight: Rows, form: Format, arena: Arena | None = None, threads: int = 
 
 
 _SLICE = 2**21
-"""Numbers packed at a time, unless one panel has more: some are put together for it."""
+"""Most numbers per slice, unless a single panel has more: slices may have to be assembled."""
 PLAIN = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16, "w16a16": torch.bfloat16}
-"""What numbers of a format without scales are held in."""
+"""The dtype of each format without scales."""
 _KINDS = [PLAIN[kind] for kind in FLOAT_KINDS]

@@ -1,6 +1,6 @@
-"""Packer: a matrix of floats as a format has it (`formats`), some of its panels on each thread.
+"""Packer: convert a matrix of floats to a format (`formats`), with its panels divided among threads.
 
-A panel is widened to float32 in scratch of its thread and written from there, the scales of a group of inputs before its words.
+A panel is widened to float32 in its thread's scratch and written from there, the scales of a group of inputs before its words.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from paceline.kernels.native.memory import bits_of, carray, float_at, float_of, 
 from paceline.kernels.native.vectors import PANEL
 
 _SMALLEST = np.float32(2.0**-21)
-"""A scale is no smaller. Whole numbers are those of the rounded scale, so it may be subnormal as a float16; far below that,
-rounding it would cut the largest of them off."""
+"""Smallest scale. Integers are computed with the rounded scale, so it may be a subnormal float16; far below this, rounding the
+scale would clip the largest integers."""
 _ROUNDING = np.float32(1.5 * 2**23)
-"""Added to a small number and taken off again, it leaves the nearest whole one, of two as near the even."""
+"""Adding and subtracting it rounds a small number to the nearest integer, ties to even."""
 _NO_NUMBER, _NO_BRAIN = 0x7F800000, 0x7FC0
-"""Larger than the bits of any size that is a number; and the bits of a bfloat16 that is none."""
+"""The bits of infinity: a magnitude with larger bits is NaN; and the bits of a bfloat16 NaN."""
 
 
 @helper
 def widened(one, panel, rows):
-    """Write one panel as float32 [PANEL, padded inputs] to `rows`, with zeros where the matrix has nothing."""
+    """Write one panel as float32 [PANEL, padded inputs] to `rows`, padded with zeros."""
     wide, kind = carray(pointer(rows), PANEL * one.padded, np.float32), one.kind
     for lane in range(PANEL):
         begin, output = lane * one.padded, panel * PANEL + lane
@@ -40,13 +40,13 @@ def widened(one, panel, rows):
 
 @helper
 def scale_of(numbers, size, highest, place):
-    """Store at `place` the float16 that makes `highest` of the largest of so many numbers; returns it as float32.
+    """Store at `place` the float16 scale that maps the largest magnitude of so many numbers to `highest`; returns it as float32.
 
-    It is infinite where none is large enough, and no number where one of these is none: both are seen in what is computed.
+    It is infinite if float16 has none large enough, and NaN if a number is NaN: both show in the model's output.
     """
     largest = np.int32(0)
     for at in range(size):
-        # sizes are in the same order as their bits
+        # magnitudes are in the same order as their bits
         largest = max(largest, np.int32(bits_of(numbers[at]) & 0x7FFFFFFF))
     scale = float_of(largest) / highest
     if scale < _SMALLEST:
@@ -67,7 +67,7 @@ def _half(number, scale):
 
 @helper
 def _brain(number, scale):
-    """The nearest bfloat16, of two as near the even."""
+    """The bits of the nearest bfloat16, ties to even."""
     bits = np.int64(bits_of(number)) & 0xFFFFFFFF
     if bits & 0x7FFFFFFF > _NO_NUMBER:
         return _NO_BRAIN
@@ -95,12 +95,12 @@ def packer(name: str) -> Any:
 
     @helper
     def laid(numbers, size, scale, target, lane):
-        """The words of one output. numbers: float32 [size]."""
+        """Write the words of one output. numbers: float32 [size]."""
         words = carray(pointer(target), size // together * PANEL, word)
         for at in range(size // together):
             value = 0
             for part in range(together):
-                # of nibbles two inputs that follow each other lie in two halves: one shift brings both to the end of theirs
+                # consecutive nibbles go to alternate halves of the word: one shift brings a pair to the low ends of both halves
                 shift = part % 2 * 16 + part // 2 * 4 if bits == 4 else part * bits
                 value |= encoded(numbers[at * together + part], scale) << shift
             words[at * PANEL + lane] = value

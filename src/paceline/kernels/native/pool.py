@@ -1,4 +1,4 @@
-"""Pool: what a thread of the pool of `threads` does: wait for work, do its part, and wait again."""
+"""Pool: the compiled code of the threads of the pool in `threads`: wait for work, do a part of it, and wait again."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _now(clock, room):
 
 @helper
 def _run(pool, thread):
-    """This thread's part, and how long it was on a core for it."""
+    """Run this thread's part, and record its CPU time."""
     place = pool.times + 8 * TIMES * thread
     before = _now(pool.own_clock, place + 8)
     run_part(pool.part, thread, pool.record)

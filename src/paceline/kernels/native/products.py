@@ -1,9 +1,9 @@
 """Products: rows of activations times packed weights, for any number of rows, with the same bits for each row.
 
-One compiled function per format, called through its address: whoever holds matrices of several formats calls each one's own.
+One compiled function per format, called through its address, since a model may have matrices of several formats.
 
 Source: own design; the register tiling is that of Goto and van de Geijn, "Anatomy of High-Performance Matrix Multiplication"
-(ACM TOMS 2008), with every sum over inputs left whole.
+(ACM TOMS 2008), without splitting any sum over inputs.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ def call_product(context, address, rows, activations, weights, panel_bytes, inpu
 
 @helper
 def asked_for(weights):
-    """Ask for the beginning of what is multiplied with next: a product fetches ahead of itself only."""
+    """Prefetch the beginning of the next matrix: a product prefetches only its own."""
     for line in range(0, AHEAD, 64):
         prefetched(weights + line)
 
 
 @intrinsic(prefer_literal=True)
 def _emitted(context, name, rows, activations, weights, panel_bytes, inputs, outputs, stride, low, high, mode):
-    """The code of a product: a choice of the tile by rows, and a loop over panels. name: a format's, known when compiling."""
+    """The code of a product: a switch over rows to choose the tile, and a loop over panels. name: a format's, a literal."""
     form = FORMATS[name.literal_value]
 
     def generate(context, builder, signature, arguments):
@@ -90,8 +90,8 @@ def _emitted(context, name, rows, activations, weights, panel_bytes, inputs, out
 
 
 def _over(builder: Any, form: Format, count: int, arguments: Any) -> None:
-    """All panels, each in one tile, in a tall one or, where the rows are still more, in two of half a panel; one row may take
-    two panels at once."""
+    """All panels, each in one tile, in a tall one or, with still more rows, in two of half a panel; a single row may take two
+    panels at once."""
     if count == 1 and IN_PAIRS:
         arguments = _in_pairs(builder, form, arguments)
     if tall.suits(form, count):
@@ -105,8 +105,8 @@ def _over(builder: Any, form: Format, count: int, arguments: Any) -> None:
 
 
 def _in_pairs(builder: Any, form: Format, arguments: Any) -> list[Any]:
-    """One row and all panels but an odd one: those of the first half, each beside one of the second. Returns what is left to do,
-    as arguments."""
+    """One row and an even number of panels: each panel of the first half together with one of the second half. Returns the
+    arguments for the remaining panel, if any."""
     *before, low, high, mode = arguments
     half = builder.ashr(builder.sub(high, low), constant(1))
     middle = builder.add(low, half)
@@ -117,7 +117,7 @@ def _in_pairs(builder: Any, form: Format, arguments: Any) -> list[Any]:
 
 
 def _by_unit(builder: Any, form: Format, two: bool, arguments: Any) -> None:
-    """All panels by the matrix unit. two: of its registers, for more rows than one holds."""
+    """All panels by the matrix unit. two: use two registers of rows, for more rows than one holds."""
     tile = matrix_unit.emit_matrix_tile(builder.module, form, two)
     matrix_unit.configure(builder, builder.mul(arguments[0], constant(matrix_unit.rows_each(form))), two)
     with _panels(builder, arguments) as panel:
@@ -127,7 +127,7 @@ def _by_unit(builder: Any, form: Format, two: bool, arguments: Any) -> None:
 
 @contextmanager
 def _panels(builder: Any, arguments: Any) -> Iterator[list[Any]]:
-    """A loop over the panels [low, high): the arguments of a tile for one of them."""
+    """A loop over the panels [low, high); yields a tile's arguments for the current one."""
     _, activations, weights, panel_bytes, inputs, outputs, stride, low, high, mode = arguments
     before = builder.block
     head, body, after = (builder.append_basic_block(name) for name in ("panels", "panel", "panels.after"))

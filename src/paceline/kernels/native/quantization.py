@@ -1,5 +1,5 @@
-"""Quantization of activations, in vector instructions: a group of inputs, or a row, as whole numbers with one scale, or a row as
-bfloat16, one or two for each number.
+"""Quantization of activations, in vector instructions: a group of inputs, or a row, as integers with one scale, or a row as
+bfloat16, one or two per number.
 
 Source: integer-only products of symmetric whole numbers, Jacob et al. (arXiv:1712.05877); a scale per row (token) or group after
 ZeroQuant (arXiv:2206.01861); sums of bfloat16 in place of a float32, Henry, Tang and Heinecke (arXiv:1904.06376).
@@ -18,15 +18,15 @@ from paceline.kernels.native.vectors import F32, I8, I16, I32, constant, counted
 
 _NUMBERS, _WHOLE = ir.VectorType(F32, GROUP), ir.VectorType(I32, GROUP)
 _SMALLEST = 2.0**-126
-"""A scale below it has no finite inverse; what it would scale counts as zero."""
+"""Smaller scales have no finite inverse; their numbers become zero."""
 
 
 @intrinsic
 def quantized_group(context, source, scale, sum_, words, stride):
-    """Quantise GROUP float32 at `source` to 16 bits: the largest becomes 32767. All are addresses, but `stride`, the bytes
-    between words.
+    """Quantise GROUP float32 at `source` to 16 bits: the largest magnitude becomes 32767. All arguments are addresses, except
+    `stride`, the bytes between words.
 
-    Written: the float32 scale; as int32 the sum of the whole numbers; the words, two of 16 bits each.
+    Writes the float32 scale; as int32 the sum of the integers; the words, of two 16-bit integers each.
     """
 
     def generate(context, builder, signature, arguments):
@@ -46,10 +46,10 @@ def quantized_group(context, source, scale, sum_, words, stride):
 
 
 def _row_of(bits: int, write: Any) -> Any:
-    """An intrinsic that quantises a row of float32 at `source`, a multiple of BLOCK, to so many bits.
+    """An intrinsic that quantises a row of float32 at `source`, a multiple of BLOCK of them, to so many bits.
 
-    Written: the float32 scale; as int32, of 8 bits, the sum of the whole numbers; and, `stride` bytes from one BLOCK to the next,
-    what `write` makes of GROUP of them: (builder, int32 [GROUP], which of its block they are, address of the block's, stride).
+    It writes the float32 scale; for 8 bits, as int32, the sum of the integers; and the integers by `write`, GROUP at a time, with
+    `stride` bytes between blocks: (builder, int32 [GROUP], index of the group in its block, address of the block, stride).
     """
 
     def quantized(context, source, inputs, scale, sum_, target, stride):
@@ -85,7 +85,7 @@ def _write_bytes(builder: Any, levels: Any, part: int, block: Any, _stride: Any)
 
 
 def _write_planes(builder: Any, levels: Any, part: int, block: Any, stride: Any) -> None:
-    """256 times a signed byte, and another one: those of all rows lie in front of these."""
+    """Split into 256 * upper + lower, both signed bytes; the upper bytes of all rows come before the lower ones."""
     half, byte = (ir.Constant(_WHOLE, [value] * GROUP) for value in (128, 8))
     lower = builder.add(block, builder.udiv(stride, constant(2)))
     _write_bytes(builder, builder.ashr(builder.add(levels, half), byte), part, block, stride)
@@ -93,7 +93,7 @@ def _write_planes(builder: Any, levels: Any, part: int, block: Any, stride: Any)
 
 
 def _write_pairs(builder: Any, levels: Any, part: int, block: Any, _stride: Any) -> None:
-    """Of every four the first and third, then the second and fourth: so a word of weights comes apart."""
+    """Of every four, the first and third, then the second and fourth: the order in which a word of weights is unpacked."""
     order = [first + turn for first in range(0, GROUP, 4) for turn in (0, 2, 1, 3)]
     narrow = builder.trunc(levels, ir.VectorType(I16, GROUP))
     crossed = builder.shuffle_vector(narrow, ir.Constant(narrow.type, ir.Undefined), ir.Constant(_WHOLE, order))
@@ -121,10 +121,10 @@ def halved_row(context, source, inputs, target, stride):
 
 @intrinsic
 def split_row(context, source, inputs, target, stride):
-    """Split a row of float32 at `source`, a multiple of GROUP, into bfloat16 and, as bfloat16 again, what these leave over:
+    """Split a row of float32 at `source`, a multiple of GROUP of them, into bfloat16 and their remainders, as bfloat16 again:
     together they have 16 significant bits.
 
-    Written per GROUP: the upper ones at `target`, `stride` bytes behind them what is left over, as many again to the next group.
+    Written per GROUP: the bfloat16 at `target`, the remainders `stride` bytes later, and the next group `stride` bytes after.
     """
 
     def generate(context, builder, signature, arguments):
@@ -147,7 +147,7 @@ def _store_halves(builder: Any, bits: Any, place: Any) -> None:
 
 
 def _nearest_half(builder: Any, numbers: Any) -> Any:
-    """The bits of the nearest bfloat16, to even, as int32; what is no number stays none."""
+    """The bits of the nearest bfloat16, ties to even, as int32; NaN stays NaN."""
     bits = builder.bitcast(numbers, _WHOLE)
     sixteen, one, most = (ir.Constant(_WHOLE, [value] * GROUP) for value in (16, 1, 0x7FFF))
     odd = builder.and_(builder.lshr(bits, sixteen), one)
@@ -156,20 +156,20 @@ def _nearest_half(builder: Any, numbers: Any) -> Any:
 
 
 def _largest(builder: Any, numbers: Any) -> Any:
-    """The largest size, as an int32 of its bits: in these sizes are in the same order, and what is no number is the largest."""
+    """The largest magnitude, as its bits in int32: bits are ordered like magnitudes, with NaN above all."""
     sizes = builder.and_(builder.bitcast(numbers, _WHOLE), ir.Constant(_WHOLE, [0x7FFFFFFF] * GROUP))
     return builder.call(external(builder, f"llvm.vector.reduce.umax.v{GROUP}i32", I32, [_WHOLE]), [sizes])
 
 
 def _scale(builder: Any, largest: Any, highest: int) -> tuple[Any, Any]:
-    """What a whole number counts where the largest becomes `highest`, and its inverse; none where the largest is no number."""
+    """The scale that maps the largest magnitude to `highest`, and its inverse; the inverse is 0 if the scale is tiny or NaN."""
     size = builder.fdiv(builder.bitcast(largest, F32), F32(highest))
     some = builder.fcmp_ordered(">=", size, F32(_SMALLEST))
     return size, builder.select(some, builder.fdiv(F32(1.0), size), F32(0.0))
 
 
 def _levels(builder: Any, numbers: Any, inverse: Any) -> Any:
-    """The nearest whole numbers, as int32."""
+    """The nearest integers, as int32."""
     halves = ir.Constant(_NUMBERS, [0.5] * GROUP)
     nearest = builder.fadd(builder.fmul(numbers, splat(builder, inverse, GROUP)), halves)
     nearest = builder.call(external(builder, f"llvm.floor.v{GROUP}f32", _NUMBERS, [_NUMBERS]), [nearest])

@@ -1,8 +1,8 @@
 """Rows: activations laid out for the tiles, and the products of all rows of a step with one matrix.
 
-Up to as many rows as the tallest tile of a format has make one tile, more are split into tiles of about equal height; weights are
-walked outside and tiles inside, so that past the first tile they come from cache. A single tile every thread lays out for itself,
-which costs less than meeting; several are shared out.
+Up to the height of a format's tallest tile, all rows form one tile; more are split into tiles of about equal height. Weights are
+the outer loop and tiles the inner one, so that after the first tile weights come from cache. A single tile is laid out by every
+thread for itself, which costs less than a barrier; several are divided among threads.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from paceline.kernels.native.vectors import LANES, PANEL
 
 _f = np.float32
 _PLANES_FROM = 1 if FORMATS["int8"].in_planes else fewest_rows(FORMATS["int8"])
-"""Rows from which a tile's activations of 16 bits lie as bytes, which a matrix unit takes, or ARM."""
+"""From so many rows on, a tile stores 16-bit activations as planes of bytes, as a matrix unit or ARM's instructions need."""
 
 
 up = helper(padded)
-"""The same rounding, for compiled code."""
+"""`padded`, for compiled code."""
 
 
 @helper
@@ -42,13 +42,13 @@ def parts_of(rows, highest):
 
 @helper
 def part_begin(rows, parts, part):
-    """The first row of a tile; that of the next one ends it."""
+    """The first row of a tile, and the end of the one before."""
     return part * (rows // parts) + min(part, rows % parts)
 
 
 @helper
 def share(count, thread, threads, even):
-    """Where a thread's part of `count` panels begins; even: at an even one."""
+    """Where a thread's part of `count` panels begins; even: at an even panel."""
     begin = count * thread // threads
     return begin - begin % 2 if even and thread < threads else begin
 
@@ -73,9 +73,9 @@ def _tiles(parts, scratch, thread, threads):
 
 @helper
 def laid_out(matrix, norm, rows, source, stride, chosen, count, scratch, thread, threads, round_):
-    """Lay rows of `count` floats out for a matrix, normalised on the way. Returns the barrier's round.
+    """Lay out rows of `count` floats for a matrix, normalised first if `norm` says so. Returns the barrier's round.
 
-    source: address of rows `stride` floats apart. chosen: int64, which of them; empty: the first `rows`.
+    source: address of rows `stride` floats apart. chosen: int64, indices of the rows; empty: the first `rows`.
     """
     parts = parts_of(rows, matrix.highest)
     tiles = _tiles(parts, scratch, thread, threads)
@@ -109,7 +109,7 @@ def laid_out(matrix, norm, rows, source, stride, chosen, count, scratch, thread,
 
 @helper
 def _extended(row, count, inputs, own):
-    """`count` floats at `own`, if they are not there yet, and zeros behind them up to `inputs`."""
+    """Copy `count` floats to `own`, if they are not there yet, and pad them with zeros up to `inputs`."""
     source, target = floats(row), floats(own)
     if row != own:
         for k in range(count):
@@ -120,13 +120,13 @@ def _extended(row, count, inputs, own):
 
 @helper
 def narrowed(laid, row, count, inputs, own, tile, place, height):
-    """One row as numbers of fewer bits. GROUPED: per group of inputs, of all rows of the tile in turn, the float32 scale, the
-    int32 sum, and the words, each of two numbers. BYTES: per BLOCK of inputs, of all rows in turn, the bytes; behind them the
-    scales and sums of all rows. WORDS: the same without sums, but 16 bits each, for vectors in pairs that cross, for the matrix
-    unit the upper bytes of all rows before the lower ones. HALVES: per group, of all rows in turn, the bfloat16; and, with
-    HALVES_AND_REST, then what they leave over.
+    """Write one row as numbers of fewer bits. GROUPED: per group of inputs, for all rows of the tile in turn, the float32 scale,
+    the int32 sum, and the words of two numbers each. BYTES: per BLOCK of inputs, for all rows in turn, the bytes; after them the
+    scales and sums of all rows. WORDS: as BYTES but with 16 bits per number and without sums; for vectors in crossed pairs
+    (`row_of_pairs`), for the matrix unit the upper bytes of all rows before the lower ones. HALVES: per group, for all rows in
+    turn, the bfloat16; with HALVES_AND_REST followed by the remainders.
 
-    own: where the row is laid if zeros must follow it.
+    own: scratch for the row if it must be padded with zeros.
     """  # fmt: skip
     if count < inputs:
         _extended(row, count, inputs, own)
@@ -152,7 +152,7 @@ def narrowed(laid, row, count, inputs, own, tile, place, height):
 
 @helper
 def multiplied(matrix, rows, outputs, stride, scratch, thread, threads, mode, following):
-    """This thread's panels of the outputs of all rows, `stride` floats apart. following: the matrix that is next."""
+    """Compute this thread's panels of the outputs of all rows, `stride` floats apart. following: the next matrix, to prefetch."""
     low, high = share(matrix.panels, thread, threads, matrix.paired), share(matrix.panels, thread + 1, threads, matrix.paired)
     parts = parts_of(rows, matrix.highest)
     tiles = _tiles(parts, scratch, thread, threads)
@@ -164,7 +164,7 @@ def multiplied(matrix, rows, outputs, stride, scratch, thread, threads, mode, fo
                 matrix.product, end - begin, tiles + begin * matrix.row_bytes, matrix.weights, matrix.panel_bytes, matrix.inputs,
                 outputs + 4 * begin * stride, 4 * stride, place, min(place + step, high), mode,
             )  # fmt: skip
-    # until the others are through and its rows are laid out
+    # loaded while other threads finish and the next rows are laid out
     begin = share(following.panels, thread, threads, following.paired)
     asked_for(following.weights + begin * following.panel_bytes)
     if matrix.bias != 0:

@@ -1,6 +1,6 @@
-"""Shaping: bias, bans and penalties on a row of logits: the operations of `sampling.shaped` in their order, to the same bits.
+"""Shaping: bias, bans and penalties on a row of logits: the operations of `sampling.shaped` in the same order, with equal bits.
 
-What a grammar allows is not known here.
+Grammars are not applied here.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def copied(row, count, target):
 
 @helper
 def _times(numbers, begin, end, wanted):
-    """How often a number is among those from one place to another."""
+    """How often `wanted` occurs in numbers[begin:end]."""
     found = 0
     for at in range(begin, end):
         found += numbers[at] == wanted
@@ -43,8 +43,8 @@ def _lowered(logits, token, presence, frequency, times):
 
 @helper
 def shaped(row, count, shape, path, length):
-    """Shape a row in place. row: address of `count` float32. shape: address of what `choices.shapes` writes. path: address of the
-    `length` tokens, int64, that stand between the committed ones and what the row chooses."""
+    """Shape a row in place. row: address of `count` float32. shape: address of the array of `choices.shapes`. path: address of
+    the `length` drafted tokens, int64, between the committed ones and the one that this row chooses."""
     logits, ancestors = floats(row), carray(pointer(path), length, np.int64)
     head = carray(pointer(shape), SHAPE_HEAD, np.float64)
     biases, stops, seen, counted = int(head[BIASES]), int(head[STOPS]), int(head[SEEN]), int(head[COUNTED])
@@ -52,7 +52,7 @@ def shaped(row, count, shape, path, length):
     at = SHAPE_HEAD
     for place in range(at, at + biases):
         token = int(told[place])
-        # a draft model may know fewer tokens
+        # a draft model may have fewer tokens
         if token < count:
             put(logits, token, logits[token] + _f(told[place + biases]))
     at += 2 * biases

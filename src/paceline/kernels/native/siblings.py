@@ -1,9 +1,9 @@
-"""Siblings: the children of one node of a draft, what they were drawn from, and how likely each is held.
+"""Siblings: the children of one node of a draft, the distribution they were drawn from, and their confidences.
 
-They are those that `growth.Draft` would choose: the likeliest, with the noise of the position or without, or draws, of the tokens
-that the request's cuts leave. Where the row holds what is no number there are none; nor where two with the noise of the position
-are too close together to be the target's choice for sure. Draws are never withheld for that: how close two come depends on what
-is drawn, and verifiers of the distribution rest on draws that nobody picks over.
+They are those that `growth.Draft` would choose among the tokens that the request's cuts keep: the likeliest, with or without the
+position's noise, or draws. There are none if the row contains NaN, nor if two scores with the position's noise are too close to
+be certain of the target's choice. Draws are never withheld for closeness: it depends on the drawn tokens, and verifiers that keep
+the distribution rely on unfiltered draws.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ _f = np.float32
 
 @helper
 def _paired(line, count, temperature, best, least, key, held, values, tokens, seeds):
-    """Write the second child as SpecHub couples it to the first, which is drawn: the likeliest, or, where that was drawn, one
-    drawn among the others; how many there are."""
+    """Write SpecHub's second child, coupled to the first, which was drawn: the likeliest token, or, if that was drawn, one drawn
+    among the others. Returns the number of children."""
     first = tokens[0]
     tokens[1] = best
     if first != best:
         return 2
-    # no literal: Numba would compile the function, and what it calls, once more for it
+    # not a literal: for it Numba would compile the function and its callees once more
     two = np.int64(2)
     size = largest_noised(line, count, temperature, key, two, least, np.float64(0.0), held, values, tokens, seeds)
     tokens[1] = tokens[0] if tokens[0] != best else tokens[1]
@@ -38,7 +38,7 @@ def _paired(line, count, temperature, best, least, key, held, values, tokens, se
 
 @helper
 def _chosen(line, count, temperature, choice, wanted, best, least, noise, streams, length, held, values, tokens, seeds):
-    """Write the children, in the order of their choice; how many there are."""
+    """Write the children, in the order of their choice; returns their number."""
     gap = SAME_NOISE if choice == COUPLED else 0.0
     if choice == LIKELIEST:
         tokens[0] = best
@@ -58,11 +58,11 @@ def _chosen(line, count, temperature, choice, wanted, best, least, noise, stream
 
 @helper
 def siblings(line, count, owner, level, choice, wanted, streams, held, values, tokens, seeds, shares, probs, size):
-    """Write the children of a node and how likely each is held; how many there are.
+    """Write the children of a node and their confidences; returns their number.
 
     line: address of its row of `count` logits, shaped. owner: the OWNER it belongs to. level: the node's. streams: int64 [K],
     seeds of its own draws. held: address of int32 [MOST_KEPT], values: float64 [K], seeds: int64 [K], scratch. tokens: int64 [K].
-    shares: float32 [K]. probs: address of float32 [size], for what they are drawn from; or 0.
+    shares: float32 [K]. probs: address of float32 [size], for the distribution they are drawn from; or 0.
     """
     temperature, length = _f(owner.temperature), owner.length
     if temperature == 0:
@@ -77,7 +77,7 @@ def siblings(line, count, owner, level, choice, wanted, streams, held, values, t
     if owner.top_k != 0 or owner.top_p < 1 or owner.log_min_p > -np.inf:
         least = least_kept(line, count, temperature, owner.top_k, owner.top_p, _f(owner.log_min_p), top, held, 0)
     if probs != 0:
-        # what is drawn is drawn from what is told, to the last bit: so is what counts as the likeliest
+        # tokens are drawn from exactly the recorded distribution, and the likeliest is its likeliest
         least = max(least, top + LEAST_POWER)
         recorded(line, count, temperature, least, top, probs, size)
         if choice == PAIRED:

@@ -1,9 +1,9 @@
-"""Tall tiles: more rows than have room in registers beside a whole panel, where reading still takes as long as multiplying.
+"""Tall tiles: more rows than fit in registers with a whole panel, while reading still takes as long as multiplying.
 
-A tile of half a panel reads only half of every line that comes, and has to ask for the next panel long before: memory and
-multiplication take turns (`tiles`). A tall one walks the panel in blocks that the first-level cache holds, once for each part of
-its rows, with sums on the stack in between. What lies ahead comes meanwhile, a share of it with each part. With still more rows
-multiplication is all that counts, and storing sums in between takes longer than it saves.
+A tile of half a panel uses only half of every cache line it loads, and has to prefetch the next panel long before: memory access
+and multiplication alternate (`tiles`). A tall tile walks the panel in blocks that fit in the L1 cache, once for each part of its
+rows, with sums on the stack in between. The memory ahead is prefetched meanwhile, a share of it by each part. With still more
+rows multiplication dominates, and storing sums in between costs more than it saves.
 
 A sum takes its inputs in the same order as in any other tile, so its bits are the same.
 """
@@ -17,11 +17,11 @@ from paceline.kernels.native.tiles import Body, begun, ended, most_rows, places_
 from paceline.kernels.native.vectors import VECTORS, in_blocks, once
 
 _BLOCK_BYTES = 4096
-"""Of a block: with what is on its way the first-level cache holds it, and sums are not stored more often than they need be."""
+"""Bytes of a block: small enough for the L1 cache together with prefetched data, but no smaller, as sums are stored per block."""
 
 
 def suits(form: Format, rows: int) -> bool:
-    """Whether so many rows make a tall tile. Whole numbers of 16 bits, and those with scales by group, are all multiplication."""
+    """Whether so many rows form a tall tile. Not for 16-bit integers or scales by group, where multiplication dominates."""
     most = most_rows(VECTORS)
     return most < rows <= 5 * most // 3 and form.activation_bits <= 8 and not form.by_group
 

@@ -1,8 +1,8 @@
-"""Threads: one part of a step on each, all of them at once, for they wait for one another inside.
+"""Threads: run the parts of a step on one thread each, all at the same time, since they wait for one another at barriers.
 
-A pool of our own, because OpenMP may give fewer threads than were asked for, and shares their number with torch. Workers spin
-for a millisecond between steps, longer than Python and a small drafter need, and sleep on a condition variable after that: to be
-woken takes as long as a tenth of a small model's forward.
+This is not OpenMP, which may provide fewer threads than requested, and shares their number with torch. Workers spin for a
+millisecond between steps, longer than Python and a small drafter need, and then sleep on a condition variable: waking takes as
+long as a tenth of a small model's forward pass.
 """
 
 from __future__ import annotations
@@ -23,23 +23,24 @@ from paceline.kernels.native.entries import IDLE, LEAD, WORK
 from paceline.kernels.native.layout import POOL, TIMES, word_of, words
 
 CONTENTION = Contention()
-"""Of all pools: they share the machine's cores."""
+"""Shared by all pools, since they share the machine's cores."""
 _CALL = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64)
 _SPIN_S = 1e-3
-"""Seconds for which a thread that waits spins."""
+"""Seconds that a waiting thread spins."""
 _TURNS_TIMED = 5000
 _PART, _RECORD, _TOOK, _LOST = (word_of(POOL, name) for name in ("part", "record", "took", "lost"))
 
 
 def granted(threads: int) -> int:
-    """How many of so many threads there are: fewer where the system starts no more for this process."""
+    """How many of so many threads are available: fewer if the system starts no more for this process."""
     return _pool(os.getpid(), threads).threads if threads > 1 else 1
 
 
 def spread(part: int, threads: int, record: int) -> None:
-    """Call what is at an address, void(thread, record), on `threads` threads, at most `machine.most_threads()`, and wait for all.
+    """Call the function at address `part`, void(thread, record), on `threads` threads, at most `machine.most_threads()`, and wait
+    for all.
 
-    Other threads of Python run meanwhile. Raises RuntimeError where fewer are `granted`: each would be waited for.
+    Releases the GIL. Raises RuntimeError if fewer are `granted`: the others would wait for the missing ones.
     """
     if threads == 1:
         _function(part)(0, record)
@@ -56,15 +57,15 @@ def _function(address: int) -> Any:
 
 
 _pools: dict[tuple[int, int], _Pool] = {}
-"""Process and threads -> the pool of so many, or of as many as could be started: a forked process has the memory of its parent's
-pools, but not their threads."""
+"""Process id and number of threads -> the pool of so many, or of as many as could be started. By process, because a forked
+process has the memory of its parent's pools, but not their threads."""
 _opening = Lock()
 _begun: list[_Pool] = []
-"""Every pool that may have a thread."""
+"""Every pool that may have started threads, kept alive."""
 
 
 def _renew() -> None:
-    """A forked process has not the thread that may have held the lock."""
+    """Replace the lock in a forked process, which lacks the thread that may have held it."""
     global _opening
     _opening = Lock()
 
@@ -76,7 +77,7 @@ if hasattr(os, "register_at_fork"):
 def _pool(process: int, threads: int) -> _Pool:
     pool = _pools.get((process, threads))
     if pool is None:
-        # two callers must not both make one: workers hold the address of a pool that nobody would keep
+        # two callers must not both create one: only one pool is kept, but the other's workers would hold its address
         with _opening:
             pool = _pools.get((process, threads))
             if pool is None:
@@ -86,7 +87,7 @@ def _pool(process: int, threads: int) -> _Pool:
 
 
 class _Pool:
-    """threads: how many there are, with the caller, who does part 0; at most as many as were asked for."""
+    """threads: number of threads, including the caller, which runs part 0; at most as many as requested."""
 
     def __init__(self, threads: int) -> None:
         self._record = np.zeros(1, POOL)
@@ -94,7 +95,7 @@ class _Pool:
         self._words = words(self._record)
         self._times = np.zeros((threads, TIMES), np.int64)
         self._record["times"] = self._times.ctypes.data
-        # room for any system's mutex and condition variable, each on cache lines of its own
+        # room for any system's mutex and condition variable, each on its own cache lines
         self._locks = np.zeros(64, np.int64)
         self._record["patience"] = _patience()
         self._record["wall_clock"], self._record["own_clock"] = time.CLOCK_MONOTONIC, time.CLOCK_THREAD_CPUTIME_ID
@@ -105,10 +106,10 @@ class _Pool:
         self._owner = Lock()
         self._lead = _function(LEAD.address)
         work = _function(WORK.address)
-        # where whoever waits for them is interrupted, those that were started go on in this memory
+        # if starting them is interrupted, threads that were started go on using this memory
         _begun.append(self)
         self.threads = 1
-        # no thread is to be had: a step runs on those that there are
+        # if no more threads can be started, steps run on the existing ones
         with suppress(RuntimeError):
             for thread in range(1, threads):
                 Thread(target=work, args=(thread, self._at), daemon=True, name=f"paceline-{thread}").start()
@@ -125,12 +126,12 @@ class _Pool:
 
 @cache
 def _patience() -> int:
-    """Turns of idling that take about `_SPIN_S`: how long a pause is differs tenfold between processors."""
+    """Turns of idling that take about `_SPIN_S`, measured, since the length of a pause differs tenfold between processors."""
     idle, counter = _function(IDLE.address), np.zeros(1, np.int64)
     seconds = []
     for _ in range(5):
         began = perf_counter()
         idle(_TURNS_TIMED, counter.ctypes.data)
         seconds.append(perf_counter() - began)
-    # what is disturbed takes longer, never shorter
+    # disturbances only make a measurement longer, so take the least
     return int(_TURNS_TIMED * _SPIN_S / min(seconds))

@@ -1,13 +1,13 @@
-"""Tiles: the inner product of a few rows with packed weights, one weight read once and used for every row.
+"""Tiles: the inner product of a few rows with packed weights; each weight is read once and used for every row.
 
-A tile takes R rows of activations and a panel of weights (PANEL outputs side by side, for every input in turn), or half of one
-where more rows leave fewer registers, widens each weight in registers and multiplies it into R rows of accumulators. Each output
-is one sum, taken over the inputs in order: by groups where groups have scales, by blocks where whole numbers have only so much
-room. It does not depend on R, nor on which other panels, rows or threads there are. So a row has the same bits alone, in a draft
-tree and in a prompt: verifying equals decoding.
+A tile takes R rows of activations and a panel of weights (PANEL outputs side by side, for every input in turn), or half of a
+panel if more rows leave fewer registers, widens each weight in registers and multiplies it into R rows of accumulators. Each
+output is one sum over the inputs in order: by groups if groups have scales, by blocks if integer sums could overflow. It does not
+depend on R, nor on other panels, rows or threads. So a row has the same bits alone, in a draft tree and in a prompt: verification
+equals decoding.
 
-What a tile does at the end is its mode: STORE the sums, ADD them to what is there (a residual), or CONTINUE a sum that was
-left off (attention over a prefix, then over a tree's own keys).
+The mode decides what a tile does with its sums: STORE them, ADD them to the existing outputs (a residual), or CONTINUE an
+earlier sum (attention over a prefix, then over a tree's own keys).
 """
 
 from __future__ import annotations
@@ -46,17 +46,17 @@ from paceline.kernels.native.vectors import (
 
 STORE, ADD, CONTINUE = 0, 1, 2
 _TURNS = BLOCK // 4
-"""Words of inputs for which a row's activations lie side by side."""
+"""Words of inputs per block of a row's adjacent activations."""
 _SPARE = 5
 """Registers left for weights and broadcast activations."""
 _Step = Callable[[Any, list[Any], list[Any]], list[Any]]
 """(number of a word, the word of every output, sums) -> the sums after it."""
 _Products = Callable[[Any, Any, Any, Any], Any]
-"""(builder, sums, weights, factors) -> the sums after the products of what their lanes hold."""
+"""(builder, sums, weights, factors) -> the sums plus the products of weights and factors, lane by lane."""
 
 
 def most_rows(vectors: int) -> int:
-    """Rows whose sums of this many vectors fit in registers."""
+    """How many rows of sums, of this many vectors each, fit in registers."""
     return max((MACHINE.registers - _SPARE) // vectors, 1)
 
 
@@ -65,16 +65,16 @@ MOST_ROWS = min(most_rows(VECTORS // 2), 12)
 
 
 def most_rows_of(form: Format, vectors: int) -> int:
-    """The same in a format: numbers in planes have two sums each."""
+    """As `most_rows`, for a format: activations in planes need two sums each."""
     return most_rows(2 * vectors if form.in_planes else vectors)
 
 
 def emit_tile(module: Any, form: Format, rows: int, vectors: int, first: int, panels: int = 1) -> Any:
     """Declare and define a tile over the vectors [first, first + vectors) of a panel, or of two at once, once per module.
 
-    Its arguments are int64 (addresses, bytes, counts): activations [K, rows] (`rows.py` has the layout of whole numbers); the
-    panel and its bytes; K; outputs of the panel; bytes between rows of outputs; mode; and by how many panels the second one, if
-    there is one, lies behind the first.
+    Its arguments are int64 (addresses, bytes, counts): activations [K, rows] (`rows.py` has the layout of integers); the panel
+    and its bytes; K; outputs of the panel; bytes between rows of outputs; mode; and, with two panels, the distance from the first
+    to the second in panels.
     """
 
     def define(builder, activations, panel, panel_bytes, inputs, outputs, stride, mode, *behind):
@@ -98,7 +98,7 @@ def emit_tile(module: Any, form: Format, rows: int, vectors: int, first: int, pa
 
 
 def places_of(builder: Any, outputs: Any, stride: Any, rows: int, vectors: range) -> list[list[Any]]:
-    """Addresses of what each row has in some vectors of a panel's outputs."""
+    """Addresses of each row's outputs in some vectors of a panel."""
     return [
         [
             builder.add(builder.add(outputs, builder.mul(stride, constant(row))), constant(4 * LANES * vector))
@@ -109,7 +109,7 @@ def places_of(builder: Any, outputs: Any, stride: Any, rows: int, vectors: range
 
 
 def begun(builder: Any, places: list[list[Any]], mode: Any) -> list[Any]:
-    """The accumulators to begin with: zeros, or what is there in mode CONTINUE."""
+    """The initial accumulators: zeros, or in mode CONTINUE the existing outputs."""
     before = builder.block
     with builder.if_then(builder.icmp_signed("==", mode, constant(CONTINUE))):
         there = [load(builder, place, VECTOR, 4) for row in places for place in row]
@@ -137,9 +137,10 @@ def ended(builder: Any, places: list[list[Any]], mode: Any, sums: list[Any]) -> 
 class Body:
     """The loops of one tile. Accumulators are lists in the order row, panel, vector.
 
-    vectors, first: of each of its panels, one or two. laid: rows whose activations lie together, those of the tile from the
-    `low`-th on; left out, they are its own. parts: that walk the panel in turn, of its vectors or, in a tall tile (`tall`), of
-    its rows. block: of a tall tile, the words before the block that is walked, those in it, and the part that walks it.
+    vectors, first: the vectors of each of its panels, one or two. laid: rows whose activations are stored together, among which
+    the tile's begin at the `low`-th; by default, the tile's own rows. parts: number of walks over the panel, each with a part of
+    its vectors or, in a tall tile (`tall`), of its rows. block: in a tall tile, the words before the current block, those in it,
+    and the current part.
     """
 
     def __init__(
@@ -160,22 +161,22 @@ class Body:
         self.first, self.each, self.panels, self.panel_bytes = first, vectors, panels, panel_bytes
         self.laid, self.low = laid or rows, low
         self.block: tuple[Any, Any, int] | None = None
-        # a part of a panel fetches its part of the next one, so that the parts together fetch while all of them multiply; of a
-        # cache's values, whose panels have room for more, its part of those that are there
+        # each part of a panel prefetches its part of the next panel, so that prefetching is spread over all parts; in a cache of
+        # values, whose panels have spare capacity, only the part in use
         whole = panel_bytes if form.scale_bytes else builder.mul(self.words_in(inputs), constant(form.bytes_together))
         share = builder.udiv(builder.mul(whole, constant(first)), constant(VECTORS))
         self._next = None if vectors == VECTORS else [builder.add(builder.add(panel, panel_bytes), share) for panel in panels]
         self._parts = parts or VECTORS // vectors
-        # a turn takes as many words as have a line to fetch on each page: less to count, and less to find out where
+        # a turn takes enough words to prefetch one line on each page, which saves counting and address arithmetic
         self._unrolled = max(self._parts * PAGES * LINE // form.bytes_together, 1)
 
     def words_in(self, inputs: Any) -> Any:
-        """Words of every output."""
+        """Words per output."""
         return self.builder.udiv(inputs, constant(self.form.together))
 
     def step(self, activations: Any) -> _Step:
-        """What a word does to sums over all inputs: of whole numbers exact in whatever order, else one product after another, of
-        bfloat16 pair after pair."""
+        """The function that adds a word's products to sums over all inputs: for integers exact in any order, else one product
+        after another, for bfloat16 pair after pair."""
         form = self.form
 
         def multiplied(word: Any, words: list[Any], sums: list[Any]) -> list[Any]:
@@ -188,11 +189,11 @@ class Body:
         return multiplied
 
     def opened(self, activations: Any, inputs: Any, start: list[Any]) -> list[Any]:
-        """What such sums begin with. start: what the outputs begin with."""
+        """The initial sums for `step`. start: the initial outputs."""
         return self._without_excess(self._behind(activations, inputs)) if self.form.scaled else start
 
     def closed(self, activations: Any, inputs: Any, start: list[Any], sums: list[Any]) -> list[Any]:
-        """The outputs: whole numbers are scaled in the end."""
+        """The outputs: integer sums are scaled at the end."""
         builder = self.builder
         if not self.form.scaled:
             return sums
@@ -203,11 +204,11 @@ class Body:
         ]
 
     def _behind(self, activations: Any, inputs: Any) -> Any:
-        """Where the scales of rows of bytes lie."""
+        """Address of the scales of rows of bytes, after the bytes."""
         return self.builder.add(activations, self.builder.mul(inputs, constant(self.laid)))
 
     def blockwise(self, activations: Any, inputs: Any, start: list[Any]) -> list[Any]:
-        """Sums of whole numbers over as many inputs as 32 bits hold, which are rounded and added, and scaled in the end."""
+        """Integer sums over as many inputs as fit in 32 bits, which are rounded and added, and scaled at the end."""
         builder, planes = self.builder, 2 if self.form.in_planes else 1
         running = self.kept([ZERO] * len(start))
 
@@ -244,7 +245,7 @@ class Body:
         return rest.carried
 
     def _turn(self, first: Any, count: int, sums: list[Any], step: _Step) -> list[Any]:
-        """The sums after so many words from the `first` on; as many bytes are fetched as these words have."""
+        """The sums after so many words from the `first` on; as many bytes are prefetched as these words have."""
         offset, size = self._word_place(first), self.form.bytes_together
         words = [self._words(self.builder.add(offset, constant(word * size))) for word in range(count)]
         self._prefetch(offset, count * size)
@@ -253,7 +254,7 @@ class Body:
         return sums
 
     def _factors(self, activations: Any, turn: Any, row_bytes: int) -> list[Any]:
-        """Addresses of what each row has for the `turn`-th word. row_bytes: of so many words' inputs that lie side by side."""
+        """Addresses of each row's activations for the `turn`-th word. row_bytes: bytes of a row's block, of _TURNS words."""
         builder, turns = self.builder, _TURNS
         block = builder.mul(builder.udiv(turn, constant(turns)), constant(self.laid * row_bytes))
         within = builder.mul(builder.urem(turn, constant(turns)), constant(row_bytes // turns))
@@ -268,16 +269,14 @@ class Body:
         return [builder.add(first, constant((plane * self.laid + row) * BLOCK)) for plane in (0, 1) for row in range(self.rows)]
 
     def kept(self, values: list[Any]) -> list[Any]:
-        """Room for vectors on the stack, and the values in it."""
+        """Stack slots that hold these vectors."""
         places = [self.builder.alloca(value.type) for value in values]
         for place, value in zip(places, values, strict=True):
             self.builder.store(value, place)
         return places
 
     def grouped(self, activations: Any, inputs: Any, start: list[Any]) -> list[Any]:
-        """Per group of inputs a sum over whole numbers, exact in whatever order, which is scaled and added to that of the groups
-        before.
-        """
+        """Per group of inputs an integer sum, exact in any order, which is scaled and added to the sum of the groups before."""
         builder, form, rows = self.builder, self.form, self.rows
         steps = form.together // 2
         running = self.kept(start)
@@ -300,9 +299,9 @@ class Body:
         return [builder.load(place) for place in running]
 
     def _scales(self, scales: Any, offset: Any) -> Iterator[Any]:
-        """What the sum of each accumulator is to be multiplied by.
+        """The factor of each accumulator's sum.
 
-        scales: address of those of the rows. offset: where those of the outputs lie in the panel.
+        scales: address of the rows' scales. offset: of the outputs' scales in the panel.
         """
         for row in range(self.rows):
             size = splat(self.builder, load(self.builder, self.builder.add(scales, constant(4 * (self.low + row))), F32, 4))
@@ -310,8 +309,8 @@ class Body:
                 yield self.builder.fmul(self._scale(vector, offset), size)
 
     def _without_excess(self, scales: Any) -> list[Any]:
-        """What sums over a group begin with, so that the excess of every weight is taken off in the end. The sums of a group's
-        activations lie behind the scales of all rows.
+        """The initial sums over a group, minus the contribution of every weight's excess. The sums of a group's activations
+        follow the scales of all rows.
         """
         if self.form.excess == 0:
             return [repeated(0)] * (self.rows * self.vectors)
@@ -322,7 +321,7 @@ class Body:
         return start
 
     def _word_place(self, turn: Any) -> Any:
-        """Where the words of a turn lie behind the beginning of their group."""
+        """Offset of a turn's words from the beginning of their group."""
         return self.builder.add(constant(self.form.scale_bytes), self.builder.mul(turn, constant(self.form.bytes_together)))
 
     def _products(self, factors: list[Any], words: list[Any], step: int, sums: list[Any]) -> list[Any]:
@@ -340,22 +339,22 @@ class Body:
         return following
 
     def _turns(self, inputs: Any) -> Any:
-        """Words of a group, one after another: GROUP / together, found out from the panel's size.
+        """Words per group: GROUP / together, computed at run time from the panel's size.
 
-        Were LLVM told the constant it would unroll the loop and gather its prefetches in front, where they hold up the loads: a
-        fifth slower at one row, a third at four (ADR 0004).
+        With a constant, LLVM would unroll the loop and move its prefetches to the front, where they delay the loads: a fifth
+        slower at one row, a third at four (ADR 0004).
         """
         builder, form = self.builder, self.form
         group_bytes = builder.udiv(self.panel_bytes, builder.udiv(inputs, constant(GROUP)))
         return builder.udiv(builder.sub(group_bytes, constant(form.scale_bytes)), constant(form.bytes_together))
 
     def _prefetch(self, offset: Any, reach: int) -> None:
-        """Fetch `reach` bytes, or this part's share, that lie so far behind `offset` that they arrive when they are needed."""
+        """Prefetch `reach` bytes, or this part's share of them, so far after `offset` that they arrive when they are needed."""
         builder, level = self.builder, 1
         ahead = constant(AHEAD if len(self.panels) == 1 else AHEAD_IN_PAIRS)
         places = [builder.add(panel, ahead) for panel in self.panels]
         if self.block is not None:
-            # each part of a tall tile fetches its share of what lies so far ahead of the block
+            # each part of a tall tile prefetches its share of the memory ahead of the block
             before, count, part = self.block
             begin = self._word_place(before)
             walked = builder.sub(offset, begin)
@@ -364,15 +363,14 @@ class Body:
             reach = -(-reach // self._parts)
         elif self._next is not None:
             places, offset, reach = self._next, builder.udiv(offset, constant(self._parts)), -(-reach // self._parts)
-            # a whole panel further on it would be out of the first one again; on its way there it takes the place of this panel's
-            # lines, which come from the second one
+            # into L2: a whole panel ahead, lines would be evicted from L1 before use, and would evict this panel's lines
             level = 2
         for place in places:
             for line in lines_in_turn(builder, builder.add(place, offset), reach):
                 prefetch(builder, line, level)
 
     def _at(self, vector: int, offset: Any, element_bytes: int) -> Any:
-        """Address of a vector of elements at a byte offset of its panel."""
+        """Address of a vector of elements at a byte offset in its panel."""
         panel, vector = divmod(vector, self.each)
         within = constant((self.first + vector) * LANES * element_bytes)
         return self.builder.add(self.panels[panel], self.builder.add(offset, within))
@@ -382,7 +380,7 @@ class Body:
         return self.builder.fpext(half, VECTOR)
 
     def _words(self, offset: Any) -> list[Any]:
-        """The words that lie at an offset of the panels."""
+        """The words at an offset in the panels."""
         kind, size = WORDS_OF[self.form.name], self.form.word_bytes
         return [load(self.builder, self._at(vector, offset, size), kind, size * LANES) for vector in range(self.vectors)]
 

@@ -1,6 +1,7 @@
-"""Transposition: rows of numbers that a vector loop wrote, laid out as the tiles read their activations.
+"""Transposition: convert rows of numbers to the layout in which tiles read activations.
 
-Blocks of LANES by LANES numbers are turned in registers: number by number it would take as long as the exponentials before it.
+Blocks of LANES by LANES numbers are transposed in registers: number by number it would take as long as computing the exponentials
+(attention's weights) before it.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def _over(builder: Any, count: int, arguments: Any) -> None:
             store(builder, found[0], place, 4)
             return
         squares = [_turned(builder, found[first : first + LANES]) for first in range(0, count, LANES)]
-        # in rising order: what a store writes too much, a later one writes over, but for the last ones
+        # in ascending order: excess lanes of a store are overwritten by later stores, except at the end
         for lane in range(LANES):
             for group, square in enumerate(squares):
                 at = lane * count + group * LANES
@@ -58,7 +59,7 @@ def _over(builder: Any, count: int, arguments: Any) -> None:
 
 
 def _turned(builder: Any, rows: list[Any]) -> list[Any]:
-    """LANES vectors of which the k-th holds the k-th number of every row; rows that are lacking count as zero."""
+    """LANES vectors, of which the k-th holds the k-th number of every row; missing rows count as zero."""
     square, width = [*rows, *[ZERO] * (LANES - len(rows))], 1
     while width < LANES:
         # swap the halves of every square of 2 * width that lie off its diagonal

@@ -1,7 +1,7 @@
 """Vectors: how wide this machine's registers are, and the few LLVM vector instructions that the tiles are written in.
 
-A tile is written as LLVM vector code from Python (llvmlite, inside Numba's `intrinsic`), so that the order of every sum is ours
-and not an optimiser's, and so that one text serves AVX-512, AVX2 and NEON. No compiler is needed at installation.
+A tile is written as LLVM vector code from Python (llvmlite, inside Numba's `intrinsic`), so that the order of every sum is fixed
+by this code instead of an optimiser, and one source serves AVX-512, AVX2 and NEON. No compiler is needed at installation.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ class _BFloat(ir.Type):
 
 
 VECTORS = 4
-"""Registers to a panel."""
+"""Registers per panel."""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """lanes: floats in one register. registers: how many there are. features: what LLVM says the processor can do."""
+    """lanes: floats per register. registers: number of vector registers. features: the processor's, as named by LLVM."""
 
     lanes: int
     registers: int
@@ -48,12 +48,12 @@ class Machine:
 
     @property
     def panel(self) -> int:
-        """Outputs that lie side by side in packed weights: four registers. One stream of memory is read faster than two."""
+        """Adjacent outputs in packed weights: four registers. One stream of memory is read faster than two."""
         return VECTORS * self.lanes
 
 
 def _listed() -> str:
-    """What Numba is told to compile for, where it is told; a processor of no kind has no features unless they are listed."""
+    """The processor features to compile for: those set for Numba, if any; a generic processor has none by default."""
     listed = os.environ.get("NUMBA_CPU_FEATURES")
     if listed is None:
         generic = os.environ.get("NUMBA_CPU_NAME") == "generic"
@@ -66,11 +66,11 @@ def _triple() -> str:
 
 
 def _detected() -> Machine:
-    # of what is listed twice the last counts, as it does for LLVM
+    # if a feature is listed twice, the last entry counts, as for LLVM
     said = {feature[1:]: feature[0] == "+" for feature in _listed().split(",") if feature}
     present = frozenset(feature for feature, there in said.items() if there)
     if _triple().startswith(("aarch64", "arm64")):
-        # part of this architecture; on macOS LLVM lists nothing, and the first of these processors had products of bytes
+        # NEON is part of this architecture; on macOS LLVM lists no features, but all Apple processors have byte products
         present |= {"neon", "dotprod"} if "apple" in _triple() else {"neon"}
     if "avx512f" in present:
         return Machine(16, 32, present)
@@ -87,7 +87,7 @@ FUSES = bool(MACHINE.features & {"fma", "avx512f", "neon"})
 MULTIPLIES_BYTES = bool(MACHINE.features & {"avx512vnni", "avxvnni"})
 """Whether one instruction multiplies four pairs of an unsigned and a signed byte, and adds them up."""
 MULTIPLIES_SIGNED_BYTES = MACHINE.lanes == 4 and "dotprod" in MACHINE.features
-"""The same of signed bytes both, on ARM."""
+"""As MULTIPLIES_BYTES with both bytes signed, on ARM."""
 
 
 MULTIPLIES_HALVES = MACHINE.lanes == 16 and "avx512bf16" in MACHINE.features
@@ -107,7 +107,7 @@ PAIR_PRODUCTS = _pair_products()
 
 
 def _matrix_unit() -> bool:
-    """Whether AMX multiplies here: the processor can, and Linux lets this process have its registers."""
+    """Whether AMX is usable: the processor has it, and Linux permits this process to use its registers."""
     if not {"amx-tile", "amx-int8", "amx-bf16"} <= MACHINE.features or MACHINE.lanes != 16 or sys.platform != "linux":
         return False
     return ctypes.CDLL(None).syscall(_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA) == 0
@@ -122,27 +122,29 @@ Software Developer's Manual, volume 1, chapter "Programming with Intel AMX"; Lin
 
 def _features() -> str:
     if MACHINE.lanes == 16 and "NUMBA_CPU_FEATURES" not in os.environ:
-        # LLVM splits 512-bit vectors on processors that it thinks prefer 256, and sums of products of pairs where it does not
-        # list the one instruction as fast
+        # otherwise LLVM splits 512-bit vectors on processors that it assumes to prefer 256, and uses two instructions for sums of
+        # products of pairs where it does not consider the single one fast
         return _listed() + ",-prefer-256-bit,+fast-dpwssd"
     return _listed()
 
 
 TARGET = (os.environ.get("NUMBA_CPU_NAME") or llvm.get_host_cpu_name(), _features())
-"""Name and features of the processor that is compiled for."""
+"""Name and features of the processor to compile for."""
 NUMBA_VARIABLES = {"NUMBA_CPU_NAME": TARGET[0], "NUMBA_CPU_FEATURES": TARGET[1]}
-"""What tells Numba so, where it stands in the environment when Numba is first imported. Only processes that compile may have it
-there: an application with Numba code of its own, and its children, keep theirs."""
+"""Environment variables that set this target, if present when Numba is first imported. They are set only in compiler processes,
+so that an application with its own Numba code, and its children, keep theirs."""
 
 _AMD = ("amdfam", "bdver", "btver", "znver")
 PAGES = 4 if "sse2" in MACHINE.features and not TARGET[0].startswith(_AMD) else 1
-"""Pages of memory that are prefetched in turn, a power of two. Intel's prefetchers work by pages: four at once are read half as
-fast again as one (ADR 0004). On AMD's Zen 4 two and four take 1.2 to 1.6 of one's time, and on Zen 5 one was the fastest too.
+"""Number of memory pages that are prefetched in turn, a power of two. Intel's prefetchers work per page: four at once are read
+1.5 times as fast as one (ADR 0004). On AMD's Zen 4 two and four take 1.2 to 1.6 times as long as one; on Zen 5 one was fastest
+too.
 """
 
 IN_PAIRS = LANES == 8 and TARGET[0].startswith(_AMD)
-"""Whether one row is multiplied with two panels at once, far apart. A core of AMD's Zen 3 reads one stream of memory at 13 GB/s,
-two at 18 and more: a forward of one row takes three quarters of the time (ADR 0004). Zen 4 and Zen 5 are as fast with one.
+"""Whether a single row is multiplied with two distant panels at once. A core of AMD's Zen 3 reads one stream of memory at
+13 GB/s, two at 18 or more: a forward pass of one row takes three quarters of the time (ADR 0004). Zen 4 and Zen 5 are as fast
+with one stream.
 """
 
 VECTOR = ir.VectorType(F32, LANES)
@@ -163,7 +165,7 @@ def external(builder: Any, name: str, result: ir.Type, arguments: list[ir.Type])
 
 
 def once(module: Any, name: str, arguments: int, define: Callable[..., None]) -> Any:
-    """A function of so many int64, called within its module only and not inlined there; defined when it is first asked for.
+    """A function of so many int64, internal to its module and not inlined; defined on first use.
 
     define: called with a builder at its beginning, and its arguments.
     """
@@ -203,12 +205,12 @@ def repeated(value: int) -> ir.Constant:
 
 
 def fused(builder: Any, a: Any, b: Any, c: Any) -> Any:
-    """a * b + c in one rounding."""
+    """a * b + c with one rounding."""
     return builder.call(external(builder, f"llvm.fma.v{LANES}f32", VECTOR, [VECTOR] * 3), [a, b, c])
 
 
 def prefetch(builder: Any, address: Any, level: int = 1) -> None:
-    """Ask for a line of memory. level: of the cache that it is to be in."""
+    """Prefetch a cache line. level: the cache level to load it into."""
     name = "llvm.prefetch.p0"
     callee = external(builder, name, ir.VoidType(), [I8.as_pointer(), I32, I32, I32])
     pointer = builder.inttoptr(address, I8.as_pointer())
@@ -216,7 +218,7 @@ def prefetch(builder: Any, address: Any, level: int = 1) -> None:
 
 
 class Loop:
-    """index: the counter, int64. carried: the values of this turn; give the next turn's to `next`."""
+    """index: the counter, int64. carried: the values of this turn; assign the next turn's to `next`."""
 
     def __init__(self, index: Any, carried: list[Any]) -> None:
         self.index, self.carried = index, carried
@@ -249,7 +251,7 @@ def counted(builder: Any, turns: Any, start: list[Any] | None = None) -> Iterato
 
 @contextmanager
 def counted_or_none(builder: Any, turns: Any, start: list[Any]) -> Iterator[Loop]:
-    """The same of `turns` >= 0 turns; afterwards `carried` holds `start` if there were none."""
+    """As `counted`, with `turns` >= 0 turns; afterwards `carried` holds `start` if there were none."""
     before = builder.block
     head, body, after = (builder.append_basic_block(name) for name in ("head", "loop", "after"))
     builder.branch(head)
@@ -270,7 +272,7 @@ def counted_or_none(builder: Any, turns: Any, start: list[Any]) -> Iterator[Loop
 
 @contextmanager
 def in_blocks(builder: Any, turns: Any, most: int) -> Iterator[tuple[Any, Any]]:
-    """A loop over blocks of `most` of these turns, the last one of what is left: the turns before a block, and those in it."""
+    """A loop over blocks of `most` turns, the last with the rest; yields the number of turns before a block, and in it."""
     count = builder.udiv(builder.add(turns, constant(most - 1)), constant(most))
     with counted(builder, count) as block:
         before = builder.mul(block.index, constant(most))

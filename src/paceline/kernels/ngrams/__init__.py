@@ -1,1 +1,1 @@
-"""Ngrams: compiled lookups of a text in itself, by the last few tokens."""
+"""Ngrams: compiled lookups of a text's last few tokens in the text itself."""

@@ -36,7 +36,7 @@ KERNELS = (_DRAFT, *INDEX_KERNELS)
 class ContinuationLookup:
     """Drafts trees of up to `nodes` nodes besides the root.
 
-    Buffers are kept and everything is one call: on a small model, a lookup in vain takes as long as a row saves.
+    Buffers are reused and everything is one call: with a small model, a lookup without a match costs as much as a row saves.
     """
 
     def __init__(self, nodes: int) -> None:
@@ -57,8 +57,8 @@ class ContinuationLookup:
     def __call__(
         self, text: NgramIndex, tokens: list[int], nodes: int, depth: int, floor: float, paths: int
     ) -> tuple[list[int], list[int], list[float]] | None:
-        """Index what is new of a text and draft what may follow it: token ids, parents and confidences of a tree's nodes, the
-        root, which is the last token of the text, first. None where nothing is found.
+        """Index the new tokens of a text and draft what may follow it: token ids, parents and confidences of a tree's nodes,
+        beginning with the root, the last token of the text. None if nothing is found.
 
         nodes, depth, paths: at most so many, the root not counted. floor: nodes with a lower confidence get no children.
         """

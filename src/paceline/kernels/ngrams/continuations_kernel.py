@@ -15,21 +15,21 @@ from paceline.kernels.ngrams.index import AGREED, BEFORE, LEADS
 from paceline.kernels.ngrams.index_kernel import extend, slot_of
 
 _LIKELY = np.array((0.0, 0.3, 0.55, 0.68, 0.75, 0.8, 0.86, 0.88, 0.92, 0.93, 0.94, 0.95, 0.98))
-"""By match length in tokens, how often the token after the match was the next one, measured on texts of the embedded model."""
+"""By match length in tokens, how often the token after the match was right, measured on texts of the embedded model."""
 LONGEST = len(_LIKELY) - 1
 _LENGTH_COUNTS = np.array([3.0 ** min(length, 8) for length in range(LONGEST + 1)])
 """Weight of a vote by the length of its match."""
 _AGE_COUNTS = np.array([0.85**rank for rank in range(LOOKED_AT)])
 """Weight of a vote by its rank among the votes."""
 _LEAD_COUNTS = np.array(list(accumulate(_AGE_COUNTS, initial=0.0)))
-"""Weight of the majority's vote by the number of occurrences it leads by: that of as many votes."""
+"""Weight of the majority's vote by the number of occurrences it leads by: the sum of the weights of so many votes."""
 _WORTH = 0.08
-"""Least probability of a node, its ancestors included; about what a row costs relative to a forward pass."""
+"""Least probability of a node's path; about the cost of a row relative to a forward pass."""
 
 
 @helper
 def _match_length(text, size, end, known):
-    """How many tokens before `end` equal the last ones of the text, at most LONGEST. known: how many are known to."""
+    """How many tokens before `end` equal the last ones of the text, at most LONGEST. known: how many are known to be equal."""
     length, longest = min(known, LONGEST), min(LONGEST, end)
     while length < longest and text[end - length - 1] == text[size - length - 1]:
         length += 1
@@ -38,8 +38,8 @@ def _match_length(text, size, end, known):
 
 @helper
 def collect_votes(text, size, lengths, tables, ends, seen, weights, matches, places):
-    """Write the votes and return their number: the ends of the longest matches, the latest first, then of shorter ones; and last,
-    where there are many, the end of an occurrence with the majority's next token.
+    """Write the votes and return their number: the ends of matches, the longest first, of equal lengths the latest first; last,
+    if there are many occurrences, the end of one that is followed by the majority token.
 
     Index arrays: as in `index.NgramIndex`. seen: int64 [lengths * LOOKED_AT, 2], scratch. weights: float64 [votes]. matches,
     places: int64 [votes], lengths of the matches and their ends.
@@ -102,7 +102,7 @@ def _grow_tree(
     taken, left, node, level, chance, said = 1, 0, 0, 0, 1.0, (1 << votes) - 1
     while True:
         if level < depth and held[node] >= floor:
-            # behind the end of the text, go on as if it repeated itself from the match on
+            # past the end of the text, continue as if it repeated itself from the match on
             split, total, first = 0, 0.0, -1
             for vote in range(votes):
                 if not said >> vote & 1:
@@ -125,7 +125,7 @@ def _grow_tree(
                     waiting[left, 2], waiting[left, 3] = tokens[one], masks[one]
                     chances[left, 0], chances[left, 1] = chance * confidence, confidence
                     left += 1
-        # the likeliest candidate that may still be added, the first of equals; others are dropped when they are met
+        # the likeliest candidate that may still be added, in a tie the first; candidates that may not are dropped here
         best_at = -1
         while left:
             best_at = 0
@@ -161,7 +161,7 @@ def draft_tree(
     text, lengths, tables, ends, counts, known, size, nodes, depth, floor, paths, draft, held, seen, weights, matches, places,
     leaf, waiting, chances, tokens, masks, sums,
 ):  # fmt: skip
-    """Index the tokens behind `known`, and then draft. Returns the number of nodes, the root included. Arguments as in
+    """Index the tokens after `known`, and then draft. Returns the number of nodes, the root included. Arguments as in
     `_grow_tree`."""
     extend(text, lengths, tables, ends, counts, known, size)
     return _grow_tree(

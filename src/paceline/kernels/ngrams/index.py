@@ -1,7 +1,7 @@
 """NgramIndex: for every n-gram of a growing text, its latest occurrence, the chain of earlier ones, and the majority of next
 tokens.
 
-It is extended token by token, so a step costs what it adds, and can be truncated again, for it keeps the tokens.
+It is extended token by token, so a step costs only as much as it adds, and it can be truncated, since it keeps the tokens.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import numpy as np
 from paceline.kernels.compiled_call import Call, CompiledFunction
 
 BEFORE, AGREED, LEADS = 0, 1, 2
-"""Rows of `ends`, per end of an occurrence: the end of the previous occurrence, 0 for none; of all occurrences up to here, the
-latest end that the majority token follows; by how many occurrences that majority leads."""
+"""Rows of `ends`, per end of an occurrence: the end of the previous occurrence, 0 for none; the latest end, of all occurrences up
+to this one, that is followed by the majority token; by how many occurrences that majority leads."""
 _AT_ONCE = 1024
-"""Tokens indexed at once before the size of the tables is checked: they grow with distinct n-grams, not with the text."""
+"""Most tokens indexed before the size of the tables is checked again: they grow with distinct n-grams, not with the text."""
 
 _TABLES = {"lengths": "int64[:]", "tables": "int32[:,:]"}
 INDEX = {"text": "int32[:]", **_TABLES, "ends": "int32[:,:,:]", "counts": "int64[:]"}
@@ -51,15 +51,15 @@ class NgramIndex:
         return {name: getattr(self, name) for name in INDEX}
 
     def grow(self, tokens: list[int]) -> None:
-        """Index what is new in a text that begins with this one."""
+        """Index the new tokens of a text that begins with the indexed one."""
         if self.size < len(tokens):
             known = self.written(tokens)
             self._grow(known, len(tokens))
 
     def written(self, tokens: list[int]) -> int:
-        """Copy what is new of a text, and index all of it but a last piece of up to `_AT_ONCE` tokens.
+        """Copy the new tokens of a text, and index all but a last piece of up to `_AT_ONCE` tokens.
 
-        Returns `known`; the caller has `index_kernel.extend` index what is behind it, and then sets `size`.
+        Returns `known`; the caller has to index the tokens after it with `index_kernel.extend`, and then set `size`.
         """
         while True:
             known = max(self.size - 1, 0)
@@ -82,7 +82,8 @@ class NgramIndex:
         """Make room for so many tokens."""
         if size > len(self.text):
             room = max(size, 2 * len(self.text))
-            # calls hold addresses; the text, whose length is checked above, comes last: after an interrupt this begins anew
+            # prepared calls hold addresses; the text, whose length is checked above, is replaced last: after an interrupt, the
+            # next call starts over
             self.calls.clear()
             self.ends = _longer(self.ends, max(room, self.ends.shape[-1]))
             self.text = _longer(self.text, room)
@@ -97,7 +98,7 @@ class NgramIndex:
             self.tables = tables
 
     def truncate(self, size: int) -> None:
-        """Forget all tokens behind the first `size`, and the n-grams that only they complete or follow."""
+        """Forget all tokens after the first `size`, and the n-grams that only they complete or follow."""
         if size < self.size:
             known, kept = max(self.size - 1, 0), max(size - 1, 0)
             _TRUNCATE(*self.arrays.values(), known, kept)

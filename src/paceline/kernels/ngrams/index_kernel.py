@@ -44,7 +44,7 @@ def slot_of(text, table, length, end):
 
 @helper
 def extend(text, lengths, tables, ends, counts, known, size):
-    """Index the n-grams that end behind `known` and before the last of `size` tokens. Arrays: as in `index.NgramIndex`."""
+    """Index the n-grams that end after `known` and before the last of `size` tokens. Arrays: as in `index.NgramIndex`."""
     for place in range(len(lengths)):
         n, table, held = lengths[place], tables[place], ends[place]
         for end in range(known + 1, min(n, size)):
@@ -63,7 +63,7 @@ def extend(text, lengths, tables, ends, counts, known, size):
 
 @helper
 def _remove(text, table, length, slot):
-    """Empty a slot, and move entries back that linear probing had placed behind it."""
+    """Empty a slot, and move back entries that linear probing had placed after it."""
     mask, other = len(table) - 1, slot
     while True:
         other = (other + 1) & mask
@@ -78,7 +78,7 @@ def _remove(text, table, length, slot):
 
 @helper
 def truncate(text, lengths, tables, ends, counts, known, kept):
-    """Remove all n-grams that end behind `kept`, of those up to `known` that are indexed."""
+    """Remove all n-grams that end after `kept`, where those up to `known` are indexed."""
     for place in range(len(lengths)):
         for end in range(known, max(kept, lengths[place] - 1), -1):
             slot = slot_of(text, tables[place], lengths[place], end)

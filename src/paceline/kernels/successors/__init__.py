@@ -1,1 +1,1 @@
-"""Successors: what is likeliest behind every token, read off all logits that are made anyway."""
+"""Successors: the likeliest next tokens per token, recorded from all logits that are computed anyway."""

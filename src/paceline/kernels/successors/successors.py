@@ -11,7 +11,7 @@ import torch
 from paceline.kernels.compiled import Kernel
 
 NOTHING = -1
-"""In place of a token: no logits were recorded yet."""
+"""In place of a token: no logits recorded yet."""
 RECORD_TOP_K = Kernel("successors.top_k_kernel.record_top_k", words=9)
 
 
@@ -36,9 +36,9 @@ class Successors:
             self._hold(np.pad(self.tokens, more, constant_values=NOTHING), np.pad(self.shares, more))
 
     def note(self, logits: torch.Tensor, rows: Many[int]) -> None:
-        """Record the k largest of every row of logits, of equal ones the first first, in these rows of the table.
+        """Record the k largest of every row of logits, in a tie the lowest token first, in these rows of the table.
 
-        Of logits for the same row of the table the last count; those with NaN or an infinity among their largest are left out.
+        If a table row occurs repeatedly, the last logits count; those with NaN or an infinity among their largest are skipped.
         logits: [n, V], with V at least k. rows: n row numbers.
         """
         if len(logits) != len(rows):
@@ -46,7 +46,7 @@ class Successors:
         if logits.device.type != "cpu":
             self._note_from_device(logits, np.array(rows))
             return
-        # not by torch, whose threads would spin on the cores that the next forward pass needs
+        # not by torch, whose threads would keep spinning on the cores that the next forward pass needs
         logits = logits.float() if logits.stride(1) == 1 else logits.float().contiguous()
         places = array("q", rows)
         RECORD_TOP_K.function(

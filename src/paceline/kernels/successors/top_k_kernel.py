@@ -11,15 +11,15 @@ from paceline.kernels.native.best import put_in_order
 from paceline.kernels.native.memory import carray, floats, helper, pointer
 
 _BLOCK = 64
-"""Logits per block: its largest is compared with the k found so far, as hardly any block of a large vocabulary has one of
-them."""
+"""Logits per block: the block's largest is compared first with the k found so far, since few blocks of a large vocabulary contain
+one of the k largest."""
 
 
 @helper
 def top_k(row, keys, places):
-    """Write the indices of the largest numbers of a row to `places`, in falling order, of equal ones the first first.
+    """Write the indices of the k largest numbers of a row to `places`, in falling order, in a tie the lower index first.
 
-    row: int32, the bits of float32 numbers. keys: int32 [k], scratch, whose length is how many are wanted. places: int64 [k].
+    row: int32, the bits of float32 numbers. keys: int32 [k], scratch. places: int64 [k].
     """
     held, count = 0, len(keys)
     for begin in range(0, len(row), _BLOCK):
@@ -40,7 +40,7 @@ def top_k(row, keys, places):
 def record_top_k(logits, row_bytes, size, rows, number, tokens, shares, count, scratch):
     """Write the `count` likeliest tokens of every row of logits, and their probabilities, to rows of a table.
 
-    Of logits for the same row of the table the last count; those with NaN or an infinity among their largest are left out. All
+    If a table row occurs repeatedly, the last logits count; those with NaN or an infinity among their largest are skipped. All
     but row_bytes, size, number and count are addresses. logits: float32 [number, size], `row_bytes` from one row to the next;
     size is at least count. rows: int64 [number], rows of the table. tokens: int32 [R, count], the likeliest first. shares:
     float32 [R, count], probabilities normalised over these `count` tokens. scratch: int64 [3, count].

@@ -12,15 +12,15 @@ from __future__ import annotations
 from paceline.kernels.compiled_call import CompiledFunction
 
 BORDER = -1
-"""Ends every document; it is never part of a match, and nothing behind it is read."""
+"""Ends every document; it is never part of a match, and no continuation extends past it."""
 SORTED_TO = 32
 """Tokens by which suffixes are compared."""
 LONGEST_MATCH = 16
 """Tokens of the longest match that is looked for."""
 ENOUGH = 16
-"""Occurrences from which on no shorter match is mixed in."""
+"""If the longest match has at least so many occurrences, no shorter match is mixed in."""
 WAITING = 128
-"""Ranges on the stack of `SORT_RANGE`, at most."""
+"""Most ranges on the stack of `SORT_RANGE`."""
 
 _TEXT = {"tokens": "int32[:]", "order": "int32[:]"}
 COUNT_TOKENS = CompiledFunction("suffixes.array_kernel.count_tokens", tokens="int32[:]", starts="int64[:]")

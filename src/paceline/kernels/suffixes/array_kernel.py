@@ -12,7 +12,7 @@ from paceline.kernels.native.memory import helper
 from paceline.kernels.suffixes.array import BORDER, ENOUGH, SORTED_TO
 
 _FEW = 16
-"""Up to so many suffixes are sorted by insertion."""
+"""Up to so many suffixes are sorted by insertion sort."""
 
 
 def count_tokens(tokens, starts):
@@ -49,7 +49,7 @@ def _precedes(tokens, one, other, depth):
 
 
 def is_sorted(tokens, order, looked_at):
-    """1 if order[place] is a valid suffix that sorts behind order[place - 1] for all places `looked_at`, else 0."""
+    """1 if order[place] is a valid suffix that sorts after order[place - 1] for all places `looked_at`, else 0."""
     for place in looked_at:
         at, before = np.int64(order[place]), np.int64(order[max(place - 1, 0)])
         for suffix in (at, before):
@@ -251,8 +251,8 @@ def draft_tree(
 ):
     """Write a draft tree of what followed the occurrences of the end of `text`, best first. Returns its number of nodes.
 
-    The longest match counts alone where it occurs at least `ENOUGH` times. Else the longest one that does is mixed in, with the
-    more weight the fewer occurrences the longest has.
+    If the longest match occurs at least `ENOUGH` times, it counts alone. Otherwise the longest match that does is mixed in, with
+    more weight the fewer occurrences the longest match has.
 
     tokens, order: int32, the indexed text and its suffix array. text: int64. shortest: least length of a match in tokens. hits:
     occurrences that are counted, at most. nodes, depth, floor: at most so many nodes and levels, no path less likely. end: token

@@ -18,13 +18,13 @@ import numpy as np
 from paceline.kernels.compiled_call import Call, CompiledFunction
 
 LONGEST_MATCH = 32
-"""Longest suffix that is looked up, in tokens: substrings of a draft behind it are still counted."""
+"""Longest suffix that is looked up, in tokens. It is below `COUNTED`, so that a match with a draft after it is still counted."""
 BORDER = -1
 """Separates texts; counted as a continuation, but never drafted."""
 _MOST_OPEN = 512
-"""Candidates of a draft at a time, at most."""
+"""Most candidates of a draft at a time."""
 _ADDED = 64
-"""Up to so many tokens are appended through a buffer that is kept."""
+"""Up to so many tokens are appended through a reused buffer."""
 STATES, EDGES, _LAST = 0, 1, 2
 """Indices of `marks`: the number of states, the number of edges, and the state of the whole text."""
 
@@ -67,7 +67,7 @@ NOTHING = Continuation([], [], [], 0.0, 0)
 
 @dataclass(frozen=True)
 class Bounds:
-    """Size of a draft. nodes, depth: at most so many; behind a short match, at most factor * match + offset nodes.
+    """Size of a draft. nodes, depth: at most so many; after a short match, at most factor * match + offset nodes.
 
     floor: least probability of a path.
     """
@@ -128,7 +128,7 @@ class SuffixAutomaton:
             edges = _longer(edges, 3 * tokens)
             table = np.zeros(1 << (2 * len(edges) - 1).bit_length(), np.int32)
             _REHASH(edges, table, self._marks[EDGES])
-        # all at once, and no prepared call keeps old addresses: an interrupt finds all of the new arrays in place, or none
+        # prepared calls hold old addresses; all arrays are replaced at once, so that an interrupt leaves all new or all old
         self._extended = self._drafted = None
         self._states, self._edges, self._table = states, edges, table
 
@@ -181,7 +181,7 @@ class SuffixAutomaton:
 
 
 def _longer(rows: Any, needed: int) -> Any:
-    # a prompt is appended at once, then single tokens: without spare room the first of them would copy everything
+    # a prompt is appended at once, then single tokens: without spare room, the first token would copy everything
     longer = np.zeros((max(needed + needed // 4, 2 * len(rows)), rows.shape[1]), rows.dtype)
     longer[: len(rows)] = rows
     return longer

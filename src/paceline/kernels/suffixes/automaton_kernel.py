@@ -14,7 +14,7 @@ from paceline.kernels.suffixes.automaton import BORDER, EDGES, LONGEST_MATCH, ST
 COUNTED = 64
 """Longest substrings, in tokens, whose occurrences are counted."""
 _DOUBT = 1.0
-"""Pseudo-count of unseen continuations behind a match of one token; inversely proportional to the length of longer ones."""
+"""Pseudo-count of unseen continuations after a match of one token; for longer matches, divided by their length."""
 
 # columns of states and of edges, and indices of `marks` besides STATES and EDGES
 _LENGTH, _LINK, _COUNT, _FIRST = 0, 1, 2, 3
@@ -150,7 +150,7 @@ def _match_own_end(states, marks):
 
 @helper
 def _with_continuation(states, state, length):
-    """State and length of the longest suffix of a match that any token follows: the end of a text may occur nowhere else."""
+    """State and length of the longest suffix of a match that is followed by any token: the text's end may occur nowhere else."""
     while state and states[state, _FIRST] < 0:
         state = np.int64(states[state, _LINK])
         length = np.int64(states[state, _LENGTH])
@@ -206,7 +206,7 @@ def _best_first(states, edges, state, length, nodes, depth, floor, opened, chanc
 def draft_tree(
     states, edges, table, marks, context, count, nodes, depth, factor, offset, floor, opened, chances, draft, held, found, score
 ):
-    """Of the drafts behind all suffixes of the longest match, write the one with the most expected tokens, of equals the one with
+    """Of the drafts after all suffixes of the longest match, write the one with the most expected tokens; in a tie, the one with
     the longer match. Returns its number of nodes.
 
     context: int64 [most], whose first `count` tokens are matched; a negative count stands for the text's own end. nodes, depth,

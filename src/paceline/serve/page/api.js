@@ -1,4 +1,4 @@
-// The page of the routes: what /openapi.json says of each, and a line that calls it.
+// The API page: each route as described in /openapi.json, with a command line that calls it.
 
 import { attempt } from "./attempt.js";
 import { described, hasKey } from "./client.js";
@@ -6,7 +6,7 @@ import { Schemas } from "./schema.js";
 
 const $ = (id) => document.getElementById(id);
 const METHODS = ["get", "post", "put", "patch", "delete"];
-// a longer list is looked up by name, a shorter one is read
+// longer lists of optional fields are sorted by name and collapsed
 const LONG = 8;
 let schemas = null;
 
@@ -18,7 +18,7 @@ async function begin() {
   $("index").replaceChildren(...[...tags].map(([tag, routes]) => indexed(tag, routes)));
   $("routes").replaceChildren(...[...tags].map(([tag, routes]) => section(tag, routes)));
   $("reference").hidden = false;
-  // the place that the address names is there only now
+  // the target of the address's fragment exists only now
   if (location.hash) document.getElementById(decodeURIComponent(location.hash.slice(1)))?.scrollIntoView();
 }
 
@@ -70,7 +70,7 @@ function body(schema) {
   });
 }
 
-/** within: the objects around this one, none of which is shown in it again. */
+/** within: the objects that enclose this one; they are not shown again inside it. */
 function fields(object, within) {
   const rows = Object.entries(object.properties).map(([name, schema]) => ({ name, schema, required: object.required?.includes(name) }));
   const must = rows.filter((row) => row.required);
@@ -113,9 +113,9 @@ function answer([status, { description, content }]) {
   return { term: [make("code", "", status)], value: [make("p", "", ...facts), ...objects.map((one) => nested(one, []))] };
 }
 
-/** A call as a shell takes it. A key is named, never shown. */
+/** A call as a shell command. An API key appears only as the name of a variable. */
 function example(method, path, { requestBody }) {
-  // under the address that this page was loaded from, be there a proxy or not; what stands for a value is written large
+  // relative to the address that this page was loaded from, so that it works behind a proxy; path parameters in capitals
   const place = path.slice(1).replace(/\{(\w+)\}/g, (_, name) => name.toUpperCase());
   const parts = [`curl ${new URL(place, document.baseURI).href}`];
   if (!["GET", "POST"].includes(method)) parts.push(`-X ${method}`);
@@ -149,7 +149,7 @@ function list(rows) {
   return make("dl", "listed", ...rows.map(({ term, value }) => make("div", "", make("dt", "", ...term), make("dd", "", ...value))));
 }
 
-/** Docstrings break their lines where the source does; only an empty line is meant. */
+/** Line breaks of docstrings come from the source; only an empty line separates paragraphs. */
 function paragraphs(text) {
   return (text ?? "").split(/\n\s*\n/).filter(Boolean).map((one) => make("p", "told", one.replace(/\s*\n\s*/g, " ")));
 }

@@ -1,4 +1,4 @@
-// What a page does about a refusal: it tells it in a sentence, and asks for a key where one is missing.
+// Error handling of the pages: shows a refusal as one sentence, and asks for an API key if one is missing.
 
 import { Refused, useKey } from "./client.js";
 
@@ -10,7 +10,7 @@ export function tell(sentence) {
   $("error").hidden = !sentence;
 }
 
-/** Runs what the reader asked for, and once more when the key that it lacked was given. Returns whether it went well. */
+/** Runs the user's action, and again once a missing API key was entered. Returns whether it succeeded. */
 export async function attempt(action) {
   try {
     await action();

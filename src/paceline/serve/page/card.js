@@ -1,4 +1,4 @@
-// The card of a token: what it is, who proposed it, how likely it was and what else was likely there.
+// The card of a token: its text, the drafter that proposed it, its probability, and the likeliest alternatives.
 
 import { hueOf } from "./palette.js";
 import { visible } from "./text.js";
@@ -28,7 +28,7 @@ export class Card {
       this.show(run, current);
       run.text.tokens[current].span.scrollIntoView({ block: "nearest" });
     };
-    // not "pointerover": text that passes under a resting pointer opens no card
+    // not "pointerover": text that moves under a resting pointer must not open a card
     box.addEventListener("pointermove", (event) => {
       const place = tokenAt(event);
       if (place !== null && event.pointerType !== "touch") this.show(run, (current = place));

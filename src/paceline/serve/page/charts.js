@@ -1,4 +1,4 @@
-// Three small drawings on canvas. Each is drawn whole, once per animation frame at most.
+// Three small charts on canvas. Each is redrawn completely, at most once per animation frame.
 
 import { hueOf } from "./palette.js";
 
@@ -9,7 +9,7 @@ const LABELS = 14;
 const DEEPEST = 12;
 const FONT = "ui-sans-serif, system-ui, sans-serif";
 
-/** A canvas that knows its size without asking the layout for it. */
+/** A canvas that tracks its size with an observer, without forcing a layout. */
 export class Plot {
   #observer;
 
@@ -42,7 +42,7 @@ export class Plot {
   }
 }
 
-/** A column per step: accepted tokens full, rejected ones pale above them, in the hue of their drafter. */
+/** A column per step: accepted tokens opaque, rejected ones pale above them, in the hue of their drafter. */
 export function drawSteps(pen, width, height, tally, { hues, quiet, line }) {
   const floor = height - PAD;
   const count = Math.floor((width - LABELS - PAD) / COLUMN);
@@ -68,7 +68,7 @@ export function drawSteps(pen, width, height, tally, { hues, quiet, line }) {
   });
 }
 
-/** A bar per depth: how often a token drafted so deep was accepted. */
+/** A bar per depth: share of steps that drafted to this depth in which a token there was accepted. */
 export function drawDepth(pen, width, height, tally, { accent, quiet, line }) {
   const shares = tally.byDepth.slice(0, DEEPEST);
   const floor = height - LABELS;
@@ -89,7 +89,7 @@ export function drawDepth(pen, width, height, tally, { accent, quiet, line }) {
   });
 }
 
-/** The speed of the last quarter of a second, over time. */
+/** The speed over the last quarter of a second, against time. */
 export function drawSpeed(pen, width, height, tally, { accent, quiet, line }) {
   const points = tally.times.filter((time) => time.speed !== null);
   const floor = height - LABELS;
@@ -115,7 +115,7 @@ export function drawSpeed(pen, width, height, tally, { accent, quiet, line }) {
   label(pen, `${from.toFixed(1)} s`, 0, height - 2, quiet, "left");
 }
 
-/** The next number above that reads well on an axis. */
+/** The next larger round number, for an axis. */
 function rounded(value) {
   const size = 10 ** Math.floor(Math.log10(Math.max(value, 1)));
   return [1, 1.5, 2, 3, 4, 5, 7.5, 10].map((step) => step * size).find((step) => step >= value);

@@ -1,8 +1,8 @@
-// The server's API: what it offers, and answers that stream.
+// Client of the server's API: its descriptions, and streamed answers.
 
 const KEY = "paceline-key";
 
-/** The server said no, or could not be reached; the message is one sentence. */
+/** The server refused a request or could not be reached; the message is one sentence. */
 export class Refused extends Error {
   constructor(status, message) {
     super(message);
@@ -14,7 +14,7 @@ export function useKey(key) {
   sessionStorage.setItem(KEY, key);
 }
 
-/** Whether the server wanted a key and was given one. */
+/** Whether the user has entered an API key. */
 export function hasKey() {
   return sessionStorage.getItem(KEY) !== null;
 }
@@ -31,7 +31,7 @@ async function ask(path, options = {}) {
   if (answer.ok) return answer;
   if (answer.status === 401) {
     sessionStorage.removeItem(KEY);
-    // nothing went wrong yet: the page asks for a key
+    // not an error yet: the page asks for a key
     if (!key) throw new Refused(401, "");
   }
   const told = await answer.json().catch(() => null);
@@ -43,17 +43,17 @@ function sentence(message) {
   return text.charAt(0).toUpperCase() + text.slice(1) + (/[.!?]$/.test(text) ? "" : ".");
 }
 
-/** What drafts and who decides: the answer of GET /v1/speculation. */
+/** Drafters, policy and verifier: the response of GET /v1/speculation. */
 export async function offered() {
   return (await ask("v1/speculation")).json();
 }
 
-/** Every route and what it takes: the answer of GET /openapi.json. */
+/** All routes with their parameters: the response of GET /openapi.json. */
 export async function described() {
   return (await ask("openapi.json")).json();
 }
 
-/** Yields lists of chunks, as many as one read of the network brought. Raises Refused; ends early when `signal` is aborted. */
+/** Yields lists of chunks, one list per network read. Throws Refused, or AbortError once `signal` is aborted. */
 export async function* stream(path, body, signal) {
   const answer = await ask(path, {
     method: "POST",

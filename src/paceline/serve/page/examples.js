@@ -17,5 +17,5 @@ export const EXAMPLES = [
   ["Code", ['def binary_search(sorted_collection: list[int], item: int) -> int:\n    """']],
 ];
 
-/** Kinds that any model can go on with. */
+/** Kinds that any model can continue. */
 export const ANYONE = ["Story", "Code"];

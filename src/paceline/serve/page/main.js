@@ -1,4 +1,4 @@
-// The page put together: the form, the runs it starts, and what is said of them.
+// The main page: its form, the runs that it starts, and their comparison.
 
 import { attempt, tell } from "./attempt.js";
 import { Card } from "./card.js";
@@ -10,7 +10,7 @@ import { verdict } from "./verdict.js";
 
 const $ = (id) => document.getElementById(id);
 const PLAIN = "no drafter";
-// these draft from what a request here does not hold: an expected answer, a grammar
+// these draft from an expected answer or a grammar, which this page's requests do not have
 const IDLE = ["reference", "grammar"];
 const card = new Card($("card"));
 let about = null;
@@ -92,7 +92,7 @@ function asked() {
   const sides = $("compare").checked ? ["side-a", "side-b"] : ["side-a"];
   return sides.map((side) => {
     const drafters = chosen($(side));
-    // whoever leaves the choice as it was leaves it to the server, whose policy then decides step by step
+    // an unchanged selection means the server's default, where the policy decides step by step
     const own = about.default.filter((name) => !IDLE.includes(name));
     const left = own.length === drafters.length && own.every((name) => drafters.includes(name));
     return { ...shared, drafters: left ? null : drafters, title: drafters.join(" + ") || PLAIN };
@@ -129,7 +129,7 @@ async function oneByOne(all) {
   for (const run of all) if (!stopping) await run.start();
 }
 
-/** All at once; where one fails the others are stopped. */
+/** Runs all at once; if one fails the others are stopped. */
 async function together(all) {
   const ends = await Promise.allSettled(
     all.map((run) =>
@@ -174,7 +174,7 @@ function conclude({ same, text, detail }) {
   $("status").textContent = `${text} ${detail ?? ""}`;
 }
 
-/** The end of the text stays in sight, until the reader scrolls. */
+/** Keeps the end of the text visible, until the user scrolls. */
 function follow(run) {
   if (!following) return;
   const over = run.box.getBoundingClientRect().bottom - innerHeight + 24;

@@ -1,4 +1,4 @@
-// One hue per drafter, in the order in which the server offers them; style.css holds the hues.
+// A hue per drafter, assigned in the order in which the server offers them; style.css defines the hues.
 
 const HUES = 6;
 const given = new Map();
@@ -7,7 +7,7 @@ export function introduce(names) {
   for (const name of names) hueOf(name);
 }
 
-/** "target" for the model's own choice, else the number of a hue. */
+/** "target" for a token of the target itself, else the number of a hue. */
 export function hueOf(source) {
   if (!source) return "target";
   if (!given.has(source)) given.set(source, given.size % HUES);
@@ -17,7 +17,7 @@ export function hueOf(source) {
 let known = null;
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => (known = null));
 
-/** The hues as the style sheet has them now: light or dark. */
+/** The current colours of the style sheet: light or dark. */
 export function colours() {
   known ??= read();
   return known;

@@ -1,4 +1,4 @@
-// One stream on the page: its text, its readings and its drawings, brought up to date once per animation frame.
+// One stream on the page: its text, readings and charts, updated at most once per animation frame.
 
 import { drawDepth, drawSpeed, drawSteps, Plot } from "./charts.js";
 import { stream } from "./client.js";
@@ -19,7 +19,7 @@ export class Run {
   #replaying = 0;
   #last = null;
 
-  /** settings: as `request` wants them, and `title`. painted: called after every frame that showed new text. */
+  /** settings: as `request` takes them, and `title`. painted: called after every frame with new text. */
   constructor(template, settings, painted) {
     this.root = template.content.firstElementChild.cloneNode(true);
     this.settings = settings;
@@ -57,7 +57,7 @@ export class Run {
     return this.#parts.text;
   }
 
-  /** Ask and show until the answer ends. Raises Refused; returns "stopped" where `stop` was called. */
+  /** Send the request and show its answer to the end, or until `stop` is called. Throws Refused. */
   async start() {
     this.#state("waiting for the first token");
     const [path, body] = request(this.settings);
@@ -84,7 +84,7 @@ export class Run {
     this.#abort.abort();
   }
 
-  /** Show the same steps again, slowly enough to be followed; `times` in the readings stay those of the stream. */
+  /** Show the same steps again, slowly enough to follow; times in the readings stay those of the stream. */
   async replay() {
     const round = ++this.#replaying;
     this.#clear();
@@ -129,7 +129,7 @@ export class Run {
     this.stale();
   }
 
-  /** The rest is shown at once: whoever waits for the end finds it whole, in a tab that nobody sees too. */
+  /** Show the rest at once, without waiting for a frame, which a hidden tab would not get. */
   #finish() {
     this.text.end();
     cancelAnimationFrame(this.#frame);
@@ -152,13 +152,13 @@ export class Run {
     this.#parts.facts.textContent = `${facts.join(" · ")} · target ${metrics.target}`;
   }
 
-  /** The window has another width. */
+  /** Call when the width of the window has changed. */
   resized() {
     this.text.resized();
     this.stale();
   }
 
-  /** Have everything drawn in the next frame. */
+  /** Redraw everything in the next frame. */
   stale() {
     this.#frame ||= requestAnimationFrame(() => {
       this.#frame = 0;
@@ -179,7 +179,7 @@ export class Run {
     const now = colours();
     for (const plot of this.#plots) plot.paint(tally, now);
     if (this.done) this.#describe();
-    // last, since it measures what it has put there: the frame has one layout
+    // last, since it measures the nodes it inserted: so the frame needs one layout only
     const shown = this.text.paint();
     if (this.text.due) this.stale();
     if (shown) this.painted(this);
@@ -190,7 +190,7 @@ export class Run {
     if (this.tally.rejected) this.#legendRow(null, this.tally.rejected);
   }
 
-  /** source: a drafter, "" for the target alone, null for what was drafted in vain. */
+  /** source: a drafter, "" for the target itself, null for rejected tokens. */
   #legendRow(source, tokens) {
     const { rows, legend } = this.#parts;
     let count = rows.get(source);
@@ -210,7 +210,7 @@ export class Run {
     write(count, String(tokens));
   }
 
-  /** What the drawings show, in words. */
+  /** Describe the charts in words, for screen readers. */
   #describe() {
     const { tally } = this;
     const depth = tally.byDepth.map((share, at) => `depth ${at + 1}: ${Math.round(share * 100)} %`).join(", ");
@@ -228,7 +228,7 @@ function stepTold(step) {
   return `last step: ${step.drafted} by ${[...step.shares.keys()].join(" and ")}, ${step.accepted} accepted`;
 }
 
-/** Text nodes that already say it are left alone. */
+/** Sets the text of an element unless it is the same already. */
 function write(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }

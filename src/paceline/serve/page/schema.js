@@ -1,4 +1,4 @@
-// JSON schemas as FastAPI writes them: what a value may be, in a few words, and the shortest one that fits.
+// JSON schemas as FastAPI writes them: a short description of the values they allow, and a short sample.
 
 const SUPERSCRIPTS = "⁰¹²³⁴⁵⁶⁷⁸⁹";
 const TOKENS = 16;
@@ -14,26 +14,26 @@ export class Schemas {
     return schema?.$ref ? (this.#known[schema.$ref.split("/").at(-1)] ?? {}) : (schema ?? {});
   }
 
-  /** The objects or other values that it allows, as schemas without alternatives; null is the last. */
+  /** The alternatives that a schema allows, as schemas without alternatives of their own; null is last. */
   alternatives(schema) {
     const whole = this.resolved(schema);
     const found = (whole.anyOf ?? whole.oneOf)?.flatMap((one) => this.alternatives(one)) ?? [whole];
     return [...found.filter((one) => one.type !== "null"), ...found.filter((one) => one.type === "null")];
   }
 
-  /** Such as `string | number[] | null`. */
+  /** The type in words, such as `string | number[] | null`. */
   type(schema) {
     return [...new Set(this.alternatives(schema).map((one) => this.#typeOf(one)))].join(" | ");
   }
 
-  /** What bounds a value, such as `0 to 2`; empty where nothing does. */
+  /** The bounds of a value, such as `0 to 2`; empty if it has none. */
   bounds(schema) {
     const all = this.alternatives(schema).filter((one) => one.type !== "null");
     const bounded = all.map((one) => [this.#typeOf(one), this.#boundsOf(one)]).filter(([, bounds]) => bounds);
     return bounded.map(([type, bounds]) => (all.length > 1 ? `${type}: ${bounds}` : bounds)).join("; ");
   }
 
-  /** The objects within that have fields of their own, those of lists included. */
+  /** The objects with named fields in a schema, also those in lists and mappings. */
   objects(schema) {
     return this.alternatives(schema).flatMap((one) => {
       if (one.properties) return [one];
@@ -43,7 +43,7 @@ export class Schemas {
     });
   }
 
-  /** A short value that the schema takes: of an object, the fields that it must have. */
+  /** A short valid value: the first example, else for an object its required fields. */
   sample(schema) {
     const [one] = this.alternatives(schema);
     if (one.examples?.length) return inOrder(one.examples[0], one.properties);
@@ -90,13 +90,13 @@ export class Schemas {
   }
 }
 
-/** FastAPI sorts the keys of an example by name. */
+/** An example with its keys in the schema's order; FastAPI sorts them by name. */
 function inOrder(example, properties) {
   const names = Object.keys(properties ?? {}).filter((name) => name in example);
   return properties ? Object.fromEntries(names.map((name) => [name, example[name]])) : example;
 }
 
-/** The schema of an object's values where its keys are free. */
+/** The schema of an object's values if its keys are not fixed. */
 function valuesOf(one) {
   if (one.properties) return null;
   const free = typeof one.additionalProperties === "object" ? one.additionalProperties : null;
@@ -120,7 +120,7 @@ function count(least, most, one, many = `${one}s`) {
   return `${least ? `${number(least)} to` : "at most"} ${number(most)} ${most === 1 ? one : many}`;
 }
 
-/** Large powers of two as such: nobody reads 2147483648. */
+/** A number, large powers of two as powers: 2147483648 is hard to read. */
 function number(value) {
   const power = Math.log2(Math.abs(value));
   if (power >= 20 && Number.isInteger(power)) {

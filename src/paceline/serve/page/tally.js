@@ -1,4 +1,4 @@
-// What a stream's steps add up to, while it runs.
+// Running totals over the steps of a stream.
 
 const WINDOW_S = 0.25;
 
@@ -54,7 +54,7 @@ export class Tally {
     return this.steps.length ? this.tokens / this.steps.length : null;
   }
 
-  /** Share of drafted tokens that were accepted; null where none was drafted. */
+  /** Share of drafted tokens that were accepted; null if none was drafted. */
   get acceptance() {
     return this.drafted ? this.accepted / this.drafted : null;
   }
@@ -64,7 +64,7 @@ export class Tally {
     return this.draftedTo.map((steps, depth) => this.acceptedTo[depth] / steps);
   }
 
-  /** Tokens per second behind the first ones: what was waited for those is not counted. */
+  /** Tokens per second after the first ones, without the time to first token. */
   get speed() {
     const first = this.times[0];
     const last = this.times.at(-1);
@@ -83,7 +83,7 @@ export function depths(rejected) {
   return found;
 }
 
-/** Rejected tokens as branches: [{after, nodes}], `after` counting the emitted tokens that stand before it. */
+/** Rejected tokens as branches: [{after, nodes}]; `after`: number of the step's emitted tokens before the branch. */
 export function branches(rejected) {
   const children = rejected.map(() => []);
   const roots = [];

@@ -1,4 +1,4 @@
-// The text of a stream, token by token. Nothing that stands moves: rejected tokens hang above the line, outside its flow.
+// The text of a stream, token by token. Text already shown never moves: rejected tokens ("ghosts") hang above it, out of flow.
 
 import { hueOf } from "./palette.js";
 import { branches } from "./tally.js";
@@ -25,7 +25,7 @@ export class TokenText {
   #hanging = [];
   #count = 0;
 
-  /** faded: called once a ghost has faded, and another frame is due to take it away. */
+  /** faded: called once a ghost has faded; it is removed in the next frame. */
   constructor(box, faded) {
     this.#box = box;
     box.onanimationend = (event) => {
@@ -39,7 +39,7 @@ export class TokenText {
     this.places = new WeakMap();
   }
 
-  /** One chunk. steps: [{emitted, rejected, number}]; null where the server traced none. */
+  /** Add a chunk. steps: [{emitted, rejected, number}]; null without a trace. */
   add(text, steps) {
     this.#waiting += text;
     this.text += text;
@@ -54,21 +54,21 @@ export class TokenText {
     this.#settle(false);
   }
 
-  /** No more text comes. */
+  /** Call when no more text comes. */
   end() {
     this.#settle(true);
     this.#neutral();
   }
 
   /**
-   * Puts what came since the last frame on the page. Returns whether there was anything.
+   * Inserts the text added since the last frame into the page. Returns whether there was any.
    *
-   * Each ghost ends where the next on its line begins. What is measured in one frame is applied in the next, so that a frame has
-   * one layout.
+   * Each ghost ends where the next one on its line begins. Widths measured in one frame are applied in the next, so that a frame
+   * needs one layout only.
    */
   paint() {
     for (const [ghost, width] of this.#widths) ghost.style.maxWidth = `${width}px`;
-    // what only cannot be seen would still cost its part of every frame
+    // an invisible ghost would still cost time in every frame
     for (const ghost of this.#faded) ghost.classList.add("gone");
     this.#widths = [];
     this.#faded = [];
@@ -92,16 +92,16 @@ export class TokenText {
     return this.#widths.length > 0;
   }
 
-  /** The box has another width, and the lines may break elsewhere. */
+  /** Call when the width of the box has changed, which may move line breaks. */
   resized() {
     this.#unplaced = this.#all.slice();
     this.#placed = null;
   }
 
   /**
-   * Cuts the text that came at the tokens it came as. A token's own text may differ from its text there: it may be part of a
-   * character, hold a space that the text drops, or be none at all (an end of text). Such a token gets what stands before the next
-   * one that is found.
+   * Cuts the received text into its tokens. A token's own text may differ from its part of the text: it may be part of a
+   * character, have a space that the text drops, or show nothing (an end of text). Such a token gets all text before the next
+   * token that is found.
    */
   #settle(final) {
     while (this.#queue.length) {
@@ -139,7 +139,7 @@ export class TokenText {
     const span = document.createElement("span");
     span.className = text === " " || text.includes("\n") ? "token blank" : "token";
     span.dataset.hue = hueOf(item.source);
-    // the space before a word stays outside: at the end of a line it would be a coloured stump, with the ghost above it
+    // the space before a word stays outside the span: at the end of a line it would show as a coloured stump, with a ghost above
     const spaced = /^ \S/.test(text);
     if (this.#hanging.length) span.append(this.#ghost(this.#hanging));
     span.append(spaced ? text.slice(1) : text);
@@ -150,7 +150,7 @@ export class TokenText {
     this.#hanging = [];
   }
 
-  /** Every line of the text is a block, so that only the last is laid out anew. */
+  /** Every line of the text is a block, so that only the last one needs a new layout. */
   #put(...nodes) {
     if (!this.#line) {
       this.#line = document.createElement("div");
@@ -175,13 +175,13 @@ export class TokenText {
     this.#ghosts.push(ghost);
     this.#unplaced.push(ghost);
     this.#all.push(ghost);
-    // of a fast stream only the latest are worth a look, and each costs a layer while it fades
+    // in a fast stream only the latest ghosts can be read, and each costs a layer while it fades
     if (this.#ghosts.length > GHOSTS) this.#faded.push(this.#ghosts.shift());
     return anchor;
   }
 }
 
-/** White space that would not be seen, as signs. */
+/** Text with line breaks and tabs as visible symbols. */
 export function visible(text) {
   return text.replaceAll("\n", "⏎").replaceAll("\t", "⇥");
 }

@@ -1,8 +1,8 @@
-// Two runs of one prompt, compared: whether the texts are one, and whose time is how many times the other's.
+// Compares two runs of one prompt: whether their texts are equal, and the ratio of their times.
 
 import { shortTime } from "./run.js";
 
-/** Returns {same, text}. inTurn: whether each had the machine to itself. */
+/** Returns {same, text} and, if both ended with equal texts, detail. inTurn: whether they ran one after the other. */
 export function verdict(a, b, inTurn) {
   const shared = Math.min(a.ids.length, b.ids.length);
   const differs = a.ids.findIndex((id, at) => at < shared && id !== b.ids[at]);

@@ -1,4 +1,4 @@
-// Requests as the two endpoints want them, and their chunks in one form.
+// Requests in the format of the two endpoints, and their chunks in a common format.
 
 const ALTERNATIVES = 5;
 
@@ -21,8 +21,8 @@ export function request(settings) {
 }
 
 /**
- * A chunk as {text, steps, logprobs, reason, usage, metrics}. steps: null where the server traced none. logprobs: per token
- * {logprob, top: [[text, logprob], ...]}, the likeliest first. reason: why the answer ended, "timeout" where its time was up.
+ * A chunk as {text, steps, logprobs, reason, usage, metrics}. steps: null without a trace. logprobs: per token
+ * {logprob, top: [[text, logprob], ...]}, the likeliest first. reason: why the answer ended; "timeout" if it timed out.
  */
 export function chunkRead(chunk) {
   const choice = chunk.choices?.[0];

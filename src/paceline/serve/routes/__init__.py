@@ -1,1 +1,1 @@
-"""One file per API: from a request to what the engine is asked, and from its answers to the response."""
+"""One file per API: from a request to asks for the engine, and from its deltas to the response."""

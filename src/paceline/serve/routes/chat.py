@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions: conversations that the model answers, in words or by calling tools."""
+"""POST /v1/chat/completions: conversations that the model answers with text or tool calls."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ async def _answered(service: Service, settings: Settings, fields: ChatRequest) -
 
 
 async def _asked(service: Service, settings: Settings, fields: ChatRequest) -> tuple[ToolPlan, list[int], list[Ask]]:
-    """The tools, the prompt and its choices. Everything that can be refused is, before the engine hears of any of it."""
+    """The tools, the prompt and its choices. All checks that can refuse the request are made before the engine gets it."""
     n = check_count(fields.n, settings)
     service.check_room(n)
     check_length(fields.characters, settings, "messages")
@@ -107,7 +107,7 @@ async def _tools(service: Service, fields: ChatRequest, answer: Grammar | None) 
 
 
 def _of_prompt(service: Service, fields: ChatRequest, prompt: list[int], answer: Answer) -> dict[str, Any]:
-    """What was asked to be told of the prompt, which all choices share."""
+    """The requested fields about the prompt, which all choices share."""
     entry: dict[str, Any] = {}
     if fields.return_token_ids:
         entry["prompt_token_ids"] = prompt
@@ -140,7 +140,7 @@ async def _streamed(
             first = {"index": at, "delta": role, "logprobs": None, "finish_reason": None}
             more: dict[str, Any] = {}
             if len(begun) == 1:
-                # with log-probabilities of a long prompt it takes seconds
+                # takes seconds with log-probabilities of a long prompt
                 of_prompt = (service, fields, prompt, Answer(prompt_logprobs=delta.prompt_logprobs))
                 more = await asyncio.to_thread(_of_prompt, *of_prompt) if delta.prompt_logprobs else _of_prompt(*of_prompt)
             yield chunks.of(first, Delta(), **more)

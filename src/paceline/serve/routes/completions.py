@@ -50,7 +50,7 @@ def router(service: Service, settings: Settings) -> APIRouter:
 
 @dataclass
 class _Choice:
-    """One choice: the prompt it continues, and its log-probabilities, which remember how far its text has come."""
+    """One choice: the prompt it continues, and the state of its log-probabilities (offsets in its text)."""
 
     prompt: list[int]
     echoed: str
@@ -89,7 +89,7 @@ async def _answered(service: Service, settings: Settings, fields: CompletionRequ
 
 
 async def _asked(service: Service, settings: Settings, fields: CompletionRequest) -> tuple[list[Ask], list[_Choice]]:
-    """Everything that can be refused is, before the engine hears of any of it."""
+    """The asks and their choices. All checks that can refuse the request are made before the engine gets it."""
     n, prompts = check_count(fields.n, settings), fields.prompts
     if len(prompts) > settings.max_prompts:
         raise invalid(f"'prompt' may hold at most {settings.max_prompts} prompts", "prompt")
@@ -105,10 +105,10 @@ async def _asked(service: Service, settings: Settings, fields: CompletionRequest
     default = settings.default_max_tokens or _DEFAULT_MAX_TOKENS
     asked, choices, tokens = [], [], 0
     for at, prompt in enumerate(prompts):
-        # nobody who named no seed wants equal answers to equal prompts
+        # without a seed in the request, equal prompts must not get equal answers
         seed = seed_of(params.seed, "prompt", at) if at and fields.seed is None else params.seed
         ids = await _ids(service, fields, prompt)
-        # one token is the least the engine can be asked for; with 0 it is left out of the answer
+        # the engine generates at least one token; with max_tokens 0 it is left out of the answer
         longest = max(1, answer_tokens(service, len(ids), fields.max_tokens, default, "prompt"))
         tokens += len(ids) * n
         check_prompts(service, settings, tokens, "prompt")
@@ -175,7 +175,7 @@ async def _streamed(
             choice.begun = True
             entry["text"] = choice.echoed + delta.text
             if fields.echo and choice.logprobs is not None:
-                # of a long prompt it takes seconds, as below
+                # takes seconds for a long prompt, as does the call below
                 parts.append(await asyncio.to_thread(_echo_logprobs, choice, answer))
             if answer.prompt_logprobs:
                 entry |= await asyncio.to_thread(_prompt_logprobs, chunks.service, fields, answer)

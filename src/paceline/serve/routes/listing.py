@@ -1,4 +1,4 @@
-"""GET /v1/models, /v1/speculation and /version: what this server is and what can be asked of it."""
+"""GET /v1/models, /v1/speculation and /version: what this server runs and what requests may choose."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def router(service: Service, settings: Settings) -> APIRouter:
         """The one model that is served."""
         return {"object": "list", "data": [listed()]}
 
-    # a served name may hold slashes, as those of the hub do
+    # a served name may contain slashes, as names on the Hub do
     @routes.get("/v1/models/{model:path}")
     async def retrieve_model(model: str) -> dict[str, Any]:
         check_model(model, service.model)

@@ -1,4 +1,4 @@
-"""POST /v1/messages and /v1/messages/count_tokens: conversations in Anthropic's form. Their errors have its form too."""
+"""POST /v1/messages and /v1/messages/count_tokens: conversations in Anthropic's format, which errors have too."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ async def _answered(service: Service, settings: Settings, fields: MessagesReques
 
 
 async def _prompt(service: Service, settings: Settings, plan: ToolPlan, fields: Prompting) -> list[int]:
-    """Raises APIError (400)."""
+    """Token ids of the conversation. Raises APIError (400)."""
     asked, template = fields.thinking, service.chat_template
     if asked is None:
         variables = None
@@ -94,7 +94,7 @@ class _Growing:
 
     @property
     def body(self) -> dict[str, Any]:
-        """As it is in the end."""
+        """The whole message, once it has ended."""
         return {
             **self._head,
             "content": self._blocks.content,
@@ -109,14 +109,14 @@ class _Growing:
         return [{"type": "message_start", "message": begun}, {"type": "ping"}]
 
     def add(self, delta: Delta) -> list[dict[str, Any]]:
-        """Raises APIError (500, 503) where the engine gave the message up."""
+        """Raises APIError (500, 503) if the engine gave up the message."""
         self._answer.add(delta)
         if (steps := traced(self._service, delta)) is not None:
             self._steps += steps["steps"]
         return self._with_steps(self._blocks.add(self._reader.feed(delta.text)))
 
     def finish(self) -> list[dict[str, Any]]:
-        """Raises APIError (503) where the engine stopped without a word."""
+        """Raises APIError (503) if the engine stopped without an ending."""
         ending = self._answer.ending
         events = [*self._blocks.add(self._reader.end()), *self._blocks.close()]
         last: dict[str, Any] = {
@@ -151,7 +151,7 @@ class _Growing:
         return "tool_use" if self._blocks.called else "end_turn"
 
     def _usage(self) -> dict[str, Any]:
-        """Anthropic counts what came from the cache by itself; how much that is, is known at the end."""
+        """Anthropic counts cached prompt tokens separately; their number is known only at the end."""
         counts = usage([len(self._ask.prompt)], [self._answer], self._fields.prediction is not None)
         cached = counts["prompt_tokens_details"]["cached_tokens"]
         details = counts.get("completion_tokens_details", {})

@@ -1,4 +1,4 @@
-"""GET /, /docs and /page/...: the live page and that of the routes; their policy lets them load and call this server alone."""
+"""GET /, /docs and /page/...: the live page and the API page; their content security policy allows only this server."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _HEADERS = {
     ),
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
-    # asked for again each time, and answered with 304 while this version is served: an upgrade never meets files of the last one
+    # revalidated each time (304 while this version is served), so a page never mixes files of two versions
     "Cache-Control": "no-cache",
 }
 _FRONT, _DOCS = "index.html", "api.html"
 
 
 def router(service: Service, settings: Settings) -> APIRouter:
-    """The files are read once, here; a name that is none of theirs is 404, whatever it looks like."""
+    """The files are read once, here; any other name is 404, so a path cannot lead outside of the folder."""
     routes = APIRouter(include_in_schema=False)
     folder = files("paceline.serve") / "page"
     known = {
@@ -64,5 +64,5 @@ def router(service: Service, settings: Settings) -> APIRouter:
 
 
 def _matches(shown: str, tag: str) -> bool:
-    """Whether If-None-Match names this version; a proxy that compresses makes the tag a weak one."""
+    """Whether If-None-Match has this version's tag; a proxy that compresses turns it into a weak tag (W/)."""
     return any(one.strip().removeprefix("W/") in (tag, "*") for one in shown.split(","))

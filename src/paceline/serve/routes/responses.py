@@ -1,4 +1,4 @@
-"""POST /v1/responses: conversations that the model answers, in OpenAI's newer form; nothing is kept of them."""
+"""POST /v1/responses: conversations that the model answers, in OpenAI's newer format; nothing is stored."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class _Growing:
 
     @property
     def body(self) -> dict[str, Any]:
-        """As it stands now."""
+        """The response in its current state."""
         ended = self._answer.ended
         if ended is None:
             return {**self._head, "status": "in_progress", "output": []}
@@ -86,7 +86,7 @@ class _Growing:
         )
 
     def add(self, delta: Delta) -> list[dict[str, Any]]:
-        """Raises APIError (500, 503) where the engine gave the response up."""
+        """Raises APIError (500, 503) if the engine gave up the response."""
         thought = self._answer.thought
         before = thought.count if thought else 0
         self._answer.add(delta)
@@ -98,14 +98,14 @@ class _Growing:
         return self._numbered_events(self._items.add(self._reader.feed(delta.text), logprobs, thought_of))
 
     def finish(self) -> list[dict[str, Any]]:
-        """Raises APIError (503) where the engine stopped without a word."""
+        """Raises APIError (503) if the engine stopped without an ending."""
         cut = self._answer.finish_reason != "stop"
         events = [*self._items.add(self._reader.end()), *self._items.finish(cut)]
         kind = "response.incomplete" if cut else "response.completed"
         return self._numbered_events([*events, {"type": kind, "response": self.body}])
 
     def fail(self, error: Exception) -> list[dict[str, Any]]:
-        # what had begun will never be whole
+        # the open item stays incomplete
         self._items.close("incomplete")
         described = {"code": "server_error", "message": api_error(error).message}
         failed = {**self._head, "status": "failed", "error": described, "output": self._items.output}
@@ -131,7 +131,7 @@ class _Growing:
 
 
 def _echo(service: Service, fields: ResponsesRequest, ask: Ask) -> dict[str, Any]:
-    """What a response says of its request, defaults filled in."""
+    """The fields of the request that a response repeats, with defaults filled in."""
     text = fields.text.model_dump(by_alias=True, exclude_none=True) if fields.text else {}
     return {
         "id": f"resp_{secrets.token_hex(16)}",

@@ -36,7 +36,7 @@ def router(service: Service, settings: Settings) -> APIRouter:
             messages = tools.conversation(fields.template_messages)
             begun, variables = fields.continue_final_message, fields.chat_template_kwargs
             ids = await service.chat(messages, tools.shown, answer_begun=begun, variables=variables)
-        # texts may be far longer than any prompt: what takes time leaves the loop to others
+        # texts may be far longer than any prompt: keep slow work off the event loop
         pieces = await asyncio.to_thread(_shown, service, ids) if fields.return_token_strs else None
         return {"count": len(ids), "max_model_len": service.context_length, "tokens": ids, "token_strs": pieces}
 

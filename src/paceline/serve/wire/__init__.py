@@ -1,1 +1,1 @@
-"""What goes over the wire: one file per API, every number and every list bounded."""
+"""Request and response models: one file per API, every number and every list bounded."""

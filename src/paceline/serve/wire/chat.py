@@ -35,7 +35,7 @@ class Message(Wire):
     what an assistant thought before it answered; templates of models that think read it.
     """
 
-    # no schema can say that a user's message needs its content
+    # an example, since the schema cannot express that a user's message needs content
     model_config = ConfigDict(json_schema_extra={"examples": [{"role": "user", "content": "Hello"}]})
     unsupported: ClassVar = {
         "audio": "messages are text",
@@ -75,7 +75,7 @@ class Message(Wire):
 
     @property
     def for_template(self) -> dict[str, Any]:
-        """What the model's template reads. Templates know no developers."""
+        """The message as the model's template reads it. Templates do not have the role "developer"."""
         message: dict[str, Any] = {"role": "system" if self.role == "developer" else self.role, "content": self.text}
         if self.thought:
             message["reasoning_content"] = self.thought
@@ -173,7 +173,7 @@ class Conversation(Wire):
 
     @property
     def characters(self) -> int:
-        """How much there is to render and tokenize."""
+        """Characters to render and tokenize."""
         thoughts = sum(len(message.thought) for message in self.messages)
         calls = [call for message in self.messages for call in message.tool_calls or ()]
         tools = sum(len(json.dumps(tool.model_dump(exclude_none=True), ensure_ascii=False)) for tool in self.tools or ())
@@ -241,12 +241,12 @@ class ChatRequest(Conversation, Generation):
 
     @property
     def allowed_tools(self) -> set[str] | None:
-        """Names of those that may be called; all, if None."""
+        """Names of the tools that may be called; None for all."""
         if not isinstance(self.tool_choice, ChosenTools) or self.tool_choice.allowed_tools is None:
             return None
         return {tool.function.name for tool in self.tool_choice.allowed_tools.tools}
 
     @property
     def most_tokens(self) -> int | None:
-        """Both names are upper bounds."""
+        """The smaller of max_tokens and max_completion_tokens, as far as they are set."""
         return min((one for one in (self.max_tokens, self.max_completion_tokens) if one is not None), default=None)

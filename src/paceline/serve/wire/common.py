@@ -1,4 +1,4 @@
-"""What every request body has in common: strict types, and one sentence that names the field for whatever is refused."""
+"""Common to all request bodies: strict types, and errors of one sentence that names the field."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from paceline.serve.errors import APIError, invalid
 
 
 def up_to(most: int, *, least: int | None = None) -> Any:
-    """For lists: how many items they may hold. Only the first bad one is told of: errors cost far more time and memory than what
-    they are about, and a body may hold a million bad items."""
+    """Bounds the items of a list. Only the first bad item is reported: an error costs far more time and memory than its item, and
+    a body may hold a million bad items."""
     return Field(min_length=least, max_length=most, fail_fast=True)
 
 
 @dataclass(frozen=True)
 class Entries:
-    """For mappings: how many entries they may hold. They are counted first, else each bad one would be an error, however many."""
+    """Bounds the entries of a mapping. They are counted before validation, which would make an error for each bad entry."""
 
     most: int
 
@@ -47,12 +47,12 @@ Ids = Annotated[list[TokenId], up_to(1 << 20)]
 
 _FIELD = re.compile(r"[a-z_][a-z0-9_]*\Z")
 _BRANCHES = frozenset({"str", "int", "float", "bool", "dict", "list", "none"})
-"""What pydantic adds to an error's place for the branch of a union; no field has such a name."""
+"""Names of union branches that pydantic adds to the location of an error; no field has such a name."""
 
 
 class Wire(BaseModel):
-    """Part of a request. `unsupported`: fields of other servers that this one lacks, and why; with a value that asks for nothing
-    they are as if absent, and so is every field that is null, for clients write out fields that are newer than this server."""
+    """Part of a request. `unsupported`: fields of other servers that this one lacks -> why. With a value without effect they are
+    ignored, as is every field that is null, since clients send null for fields that are newer than this server."""
 
     model_config = ConfigDict(extra="forbid", strict=True, hide_input_in_errors=True)
     unsupported: ClassVar[Mapping[str, str]] = {}
@@ -68,7 +68,7 @@ class Wire(BaseModel):
             if not _is_off(name, values.get(name)):
                 raise refusal(name, reason)
         if len(values) > len(cls.__pydantic_fields__) + len(cls.unsupported):
-            # some are unknown: one of them is told of, where pydantic makes an error of each
+            # some are unknown: report one of them, while pydantic would make an error for each
             known = {field.alias or name for name, field in cls.__pydantic_fields__.items()} | cls.unsupported.keys()
             stranger = next(name for name in values if name not in known)
             raise PydanticCustomError("unknown", "unknown field '{param}'", {"param": printable(stranger)})
@@ -76,13 +76,13 @@ class Wire(BaseModel):
 
 
 _OFF: Mapping[str, Any] = {"n": 1, "best_of": 1, "length_penalty": 1.0, "include_reasoning": True, "function_call": "none"}
-"""What asks for nothing of its own: clients that write out all of vLLM's or OpenAI's defaults send these."""
+"""Values of unsupported fields that have no effect: clients that send all of vLLM's or OpenAI's defaults send these."""
 
 
 def _is_off(name: str, value: Any) -> bool:
     if name in _OFF:
         return value in (None, _OFF[name])
-    # 0 equals False, and asks for something
+    # `is`, since 0 == False, but 0 is a value with an effect
     return value is None or value is False or value in ("", [])
 
 
@@ -97,14 +97,14 @@ def misfit(name: str, reason: str) -> PydanticCustomError:
 
 
 def check_model(name: str | None, served: str) -> None:
-    """Raises APIError (404) for a model that is not served; none named means the one there is."""
+    """Raises APIError (404) for a model that is not served; None stands for the one that is."""
     if name is not None and name != served:
         message = f"the model '{printable(name)}' does not exist; this server has '{served}'"
         raise APIError(404, message, param="model", code="model_not_found")
 
 
 def explained(errors: Many[Mapping[str, Any]]) -> APIError:
-    """400 in one sentence from what pydantic or FastAPI found wrong with a body: the error deepest in it, which says most."""
+    """400 in one sentence from pydantic's or FastAPI's errors of a body: the one with the deepest location, as most specific."""
     first = max(errors, key=lambda error: len(error["loc"]))
     kind, context = str(first["type"]), first.get("ctx") or {}
     place = [part for part in first["loc"] if part != "body"]
@@ -131,7 +131,7 @@ def explained(errors: Many[Mapping[str, Any]]) -> APIError:
 
 
 def printable(name: object) -> str:
-    """What a client wrote, short, and writable as UTF-8 whatever it was."""
+    """Text of a client, shortened, and escaped to ASCII."""
     return str(name)[:64].encode("ascii", "backslashreplace").decode()
 
 
@@ -150,8 +150,8 @@ def _path(place: Many[int | str]) -> str:
 
 
 def arguments(text: str) -> dict[str, Any] | str:
-    """Those of a call as chat templates want them, an object; what is none, as an answer that was cut writes, stays the text that
-    it is."""
+    """A call's arguments as chat templates need them, an object; text that is not one, such as that of a call that was cut off,
+    is returned as it is."""
     try:
         read = json.loads(text) if text else {}
     except (ValueError, RecursionError):
@@ -173,7 +173,7 @@ class ErrorBody(BaseModel):
 
 
 REFUSALS: dict[int | str, dict[str, Any]] = {"4XX": {"model": ErrorBody}, "5XX": {"model": ErrorBody}}
-"""For the OpenAPI page: every other status has this body."""
+"""For the OpenAPI schema: the body of every error status."""
 STREAMS: dict[int | str, dict[str, Any]] = {
     **REFUSALS,
     200: {"content": {"application/json": {}, "text/event-stream": {}}, "description": "The answer, or its stream."},

@@ -13,7 +13,7 @@ _PROMPTS = 1024
 
 
 def _form(prompt: Any) -> str:
-    """Which of the four forms a prompt has, so that what is wrong in it is told once."""
+    """Which of the four forms a prompt has, so that an error in it is reported for this form only."""
     if isinstance(prompt, list) and prompt:
         return {str: "Texts", list: "Lists"}.get(type(prompt[0]), "Tokens")
     return "Texts" if isinstance(prompt, list) else "Text"

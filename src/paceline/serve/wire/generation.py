@@ -35,13 +35,13 @@ class Speculating(Wire):
     trace: bool = False
 
     def names(self, offered: Many[str]) -> tuple[str, ...] | None:
-        """Drafters that may draft; None for the server's own choice. Raises APIError where one is not offered."""
+        """Drafters that may draft; None for the server's default. Raises APIError if one is not offered."""
         if self.off or self.drafter in ("none", [], ["none"]):
             return ()
         if self.drafter is None:
             return None
         if isinstance(self.drafter, str):
-            # what was offered as one has a name of its own
+            # a combination that is offered as one drafter has its own name, which may contain "+"
             names = [self.drafter] if self.drafter in offered else self.drafter.split("+")
         else:
             names = self.drafter
@@ -203,4 +203,4 @@ FOREIGN = {
     "thinking_token_budget": "thoughts are not bounded apart from the answer: use max_tokens",
     "lora": "there are no adapters",
 }
-"""Fields of other open servers that are refused with a reason, not as unknown."""
+"""Fields of other open servers that are refused with a reason instead of as unknown."""

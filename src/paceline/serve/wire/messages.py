@@ -32,7 +32,7 @@ Texts = Annotated[
 ]
 _BELONG = {"text": {"text"}, "thinking": {"thinking"}, "tool_use": {"id", "name", "input"}, "tool_result": {"tool_use_id"}}
 _OWN = {"content": "tool_result", "is_error": "tool_result", "signature": "thinking"}
-"""Fields that a block of one type may have."""
+"""Optional fields -> the only type of block that may have them."""
 
 
 class Block(OfType):
@@ -175,15 +175,15 @@ class Prompting(Wire):
 
     @property
     def continued(self) -> str | None:
-        """The text of the last message where it is the assistant's, which the answer continues."""
+        """The text of the last message if it is the assistant's: the answer continues it."""
         last = self.messages[-1]
         return "\n".join(block.text or "" for block in last.blocks) if last.role == "assistant" else None
 
     @property
     def template_messages(self) -> list[dict[str, Any]]:
-        """Turns of one role are one message, as Anthropic reads them and templates want them."""
+        """Consecutive turns of one role are merged, as in Anthropic's API and as templates require."""
         messages: list[dict[str, Any]] = []
-        # of each message; joined in the end, for a body may hold a hundred thousand blocks
+        # per message; joined at the end, since a body may hold a hundred thousand blocks
         texts: list[list[str]] = []
         if self.system is not None and (text := _text(self.system)):
             messages.append({"role": "system"})
@@ -211,7 +211,7 @@ class Prompting(Wire):
 
     @property
     def plain_tools(self) -> list[dict[str, Any]]:
-        """In the form of chat completions."""
+        """The tools in the form of chat completions."""
         return [
             {
                 "type": "function",
@@ -263,7 +263,7 @@ class MessagesRequest(Prompting, Extensions):
 
     @property
     def grammar(self) -> Grammar | None:
-        """What the text of the answer keeps to. Raises APIError (400) where there are several."""
+        """The grammar of the answer's text. Raises APIError (400) if there are several."""
         outputs = structured(self)
         if self.output_config is None or self.output_config.format is None:
             return outputs

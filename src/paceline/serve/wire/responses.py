@@ -219,7 +219,7 @@ class ResponsesRequest(Generation):
     def template_messages(self) -> list[dict[str, Any]]:
         items = [Item(role="user", content=self.input)] if isinstance(self.input, str) else self.input
         leading = list(takewhile(lambda item: item.role in ("system", "developer"), items))
-        # one message: many templates take no second one
+        # merged into one message: many templates do not accept a second one
         systems = [self.instructions or "", *(joined(item.content) for item in leading)]
         messages: list[dict[str, Any]] = []
         if self.instructions or leading:
@@ -241,19 +241,19 @@ class ResponsesRequest(Generation):
                 messages[-1].setdefault("tool_calls", []).append({"id": item.call_id, "type": "function", "function": function})
             calling = item.type == "function_call"
             if thought and messages[-1]["role"] == "assistant":
-                # it is part of what it led to
+                # a thought belongs to the message that follows it
                 messages[-1].setdefault("reasoning_content", thought)
             thought = ""
         return messages
 
     @property
     def plain_tools(self) -> list[dict[str, Any]]:
-        """All of them, in the form of chat completions."""
+        """All tools in the form of chat completions."""
         return [{"type": "function", "function": tool.model_dump(exclude={"type"})} for tool in self.tools or ()]
 
     @property
     def allowed_tools(self) -> set[str] | None:
-        """Names of those that may be called; all, if None."""
+        """Names of the tools that may be called; None for all."""
         if not isinstance(self.tool_choice, ChosenTool) or self.tool_choice.tools is None:
             return None
         return {str(tool.get("name")) for tool in self.tool_choice.tools}
@@ -266,7 +266,7 @@ class ResponsesRequest(Generation):
 
     @property
     def told_choice(self) -> str | dict[str, Any]:
-        """As the response repeats it."""
+        """`tool_choice` as the response repeats it."""
         choice = self.tool_choice
         if not isinstance(choice, ChosenTool):
             return choice or "auto"
@@ -277,7 +277,7 @@ class ResponsesRequest(Generation):
 
     @property
     def grammar(self) -> Grammar | None:
-        """What the text of the answer keeps to. Raises APIError (400) where there are several."""
+        """The grammar of the answer's text. Raises APIError (400) if there are several."""
         outputs, asked = structured(self), self.text.format if self.text else None
         if asked is None or asked.type == "text":
             return outputs

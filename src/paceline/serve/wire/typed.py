@@ -1,4 +1,4 @@
-"""Parts of a request that say their type, and fields that are a text or something with parts."""
+"""Parts of a request with a `type` field, and fields that are either a text or a list or object."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from paceline.serve.wire.common import Wire, printable, refusal
 
 
 class OfType(Wire):
-    """Something that says its type. known: the types there are; every other is refused by name."""
+    """A part with a `type` field. known: the supported types; any other is refused by name."""
 
     known: ClassVar[tuple[str, ...]] = ()
 
@@ -24,8 +24,8 @@ class OfType(Wire):
 
 
 def by_kind(said: str) -> Discriminator:
-    """For unions whose branches are tagged "str", "list" and "dict": what is wrong with a text, or with a list, is then said of
-    that alone. said: what it must be, where there is no such branch."""
+    """Discriminator of unions whose branches are tagged "str", "list" and "dict", so that errors are reported for the matching
+    branch only. said: the error message if there is no such branch."""
     return Discriminator(_kind, custom_error_type="kind", custom_error_message=said)
 
 
