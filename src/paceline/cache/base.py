@@ -78,7 +78,7 @@ class KVCache(ABC):
     @property
     @abstractmethod
     def held_bytes(self) -> int:
-        """Bytes of device memory reserved for all sequences."""
+        """Bytes of memory that the keys and values of all sequences take."""
 
 
 def kept_slots(step: Step, verdicts: Many[Verdict]) -> list[tuple[int, list[int]]]:

@@ -46,7 +46,7 @@ FILES = (
 """The files of the built-in mixture, relative to the data folder."""
 
 HELD_OUT_SHARE = 0.02
-PASSAGE_BYTES = 3_600  # about one row of 1,024 tokens of a novel
+PASSAGE_CHARACTERS = 3_600  # about one row of 1,024 tokens of a novel
 STORY_IN_CHAT_CHARACTERS = 700  # so that a told story fits a short row
 
 
@@ -152,12 +152,12 @@ def single_blanks(text: str) -> str:
 
 
 def passages(text: str) -> list[str]:
-    """A long text cut at line ends into pieces of about PASSAGE_BYTES characters."""
+    """A long text cut at line ends into pieces of about `PASSAGE_CHARACTERS`."""
     pieces, lines, size = [], [], 0
     for line in text.split("\n"):
         lines.append(line)
         size += len(line) + 1
-        if size >= PASSAGE_BYTES:
+        if size >= PASSAGE_CHARACTERS:
             pieces.append("\n".join(lines).strip())
             lines, size = [], 0
     pieces.append("\n".join(lines).strip())
