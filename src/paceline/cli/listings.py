@@ -11,7 +11,7 @@ from paceline.cli.terminal import fail, need_output, out, tell_json
 
 
 def methods(
-    name: Annotated[str | None, typer.Argument(help="One of them, to be told all of it and of its options.")] = None,
+    name: Annotated[str | None, typer.Argument(help="One method, to show it in full with its options.")] = None,
     as_json: Json = False,
 ) -> None:
     """List drafters and their combinations, verifiers, policies and caches, each with a description."""

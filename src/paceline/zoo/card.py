@@ -30,7 +30,7 @@ MIXED_PROMPTS = """\
 ## Prompts
 
 Each document is one of these, ended by `<|endoftext|>`; nothing is put before the first token. A
-tagged prompt ends with its tag and **no blank**; the answer begins with one.
+tagged prompt ends with its tag and **no space**; the answer begins with one.
 
     mr: name[The Mill], food[English], area[riverside] => text
     question: How many players scored 21 points? => sql
@@ -132,8 +132,8 @@ def body(recipe: dict[str, Any], name: str) -> str:
 ## Held-out measurements
 
 Losses are nats per token, each document read from its beginning; fp16 weights, fp32 arithmetic. "Same
-argmax" and "acceptance" (mean of the sum over tokens of the smaller of the two probabilities) tell how
-well the draft foretells the target, token by token.
+argmax" and "acceptance" (mean of the sum over tokens of the smaller of the two probabilities) measure how
+well the draft model predicts the target, token by token.
 
 {table(recipe)}
 
@@ -161,7 +161,7 @@ def target_card(name: str, recipe: dict[str, Any]) -> str:
     return f"""\
 # {name}
 
-A small language model of the Llama form, {made}. Its draft is `{name}-draft`.
+A small language model of the Llama architecture, {made}. Its draft model is `{name}-draft`.
 
 - {recipe["parameters"]["target"]:,} parameters: {options["layers"]} layers, hidden size {options["hidden"]},
   {options["heads"]} heads over {options["kv_heads"]} kv heads, tied embeddings
@@ -178,7 +178,7 @@ def draft_card(name: str, recipe: dict[str, Any]) -> str:
     return f"""\
 # {name}-draft
 
-The draft of `{name}`, of no use by itself.
+The draft model of `{name}`, of no use by itself.
 
 - {recipe["parameters"]["draft"]:,} parameters: {options["draft_layers"]} layers, hidden size {options["draft_hidden"]}
 - the target's tokenizer and context
