@@ -1,8 +1,8 @@
 """llama.cpp: its C API through llama-cpp-python, plain and with the draft model; and the binding's own prompt lookup. On GGUF
 files of the checkpoints.
 
-The loop around a draft model is ours, since the binding has none: it drafts as `llama-server` did by default until 2026, up to 16 tokens
-while the draft gives its choice a probability of 0.75 or more.
+The loop around a draft model is ours, since the binding has none: it drafts as `llama-server` did by default until 2026, up to
+16 tokens while the draft gives its choice a probability of 0.75 or more.
 """
 
 from __future__ import annotations
