@@ -1,4 +1,4 @@
-"""Both ways: drafts in one call beside the same ones level by level, and what either leaves in its cache."""
+"""Compares drafts of a native model made in one compiled call with the same drafts made level by level, and both caches."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CHAIN = Growth(shape=caterpillar(16))
 
 
 class Both:
-    """The same drafts by both ways, each with a cache of its own."""
+    """Drafts the same in one call (`fast`) and level by level (`slow`), each with a cache of its own, and compares them."""
 
     def __init__(self, model: NativeModel, vocab_size: int = 97) -> None:
         self.model, self.vocab_size = model, vocab_size

@@ -1,4 +1,4 @@
-"""The command line called from a test, and a pair of tiny models for it."""
+"""Runs the command line inside a test, and saves a pair of tiny models for it."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from tiny import save_tiny
 
 
 def save_pair(folder: Path) -> tuple[str, str]:
-    """A target and a draft that often agrees with it; their directories."""
+    """Saves a target and a draft that often agrees with it; returns their folders."""
     longer = {"max_position_embeddings": 512}
     return str(save_tiny(folder / "target", 3, **longer)), str(save_tiny(folder / "draft", 3, disturbed=0.3, **longer))
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    """The exit code of one call."""
+    """Runs the command line once; returns its exit code."""
     monkeypatch.setattr("sys.argv", ["paceline", *arguments])
     with pytest.raises(SystemExit) as ended:
         main()

@@ -1,4 +1,4 @@
-"""Compiled code, reached from tests: products through their addresses, helpers through one function that names them by number."""
+"""Calls compiled code from tests: products by their addresses, helpers through one function that selects them by number."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _f = np.float32
 
 
 def _many(sources: str) -> Any:
-    # compiled once for all of them: each function of its own would cost a second
+    # compiled as one function for all helpers: each one compiled on its own would cost a second
     def call(which, a, b, c, count, more, number, out):
         _ = sources
         if which == 0:
@@ -131,7 +131,7 @@ def call(
     number: float = 0.0,
     out: torch.Tensor | None = None,
 ) -> None:
-    """Tensors are handed over as addresses; they are contiguous."""
+    """Tensors are passed as addresses; they must be contiguous."""
     addresses = [one.data_ptr() if isinstance(one, torch.Tensor) else one or 0 for one in (a, b, c, out)]
     _called()(which, *addresses[:3], count, more, number, addresses[3])
 
@@ -142,7 +142,7 @@ def _product(name: str) -> Any:
 
 
 def laid_out(activations: torch.Tensor, packed: Packed) -> torch.Tensor:
-    """Rows [R, K] as the tiles of a format want them; written here once more, from what `rows.py` says of it."""
+    """Rows [R, K] as the tile layout of a format; written again independently, from the description in `rows.py`."""
     count, inputs = activations.shape
     full = torch.zeros(count, packed.padded_inputs)
     full[:, :inputs] = activations
@@ -181,7 +181,7 @@ def laid_out(activations: torch.Tensor, packed: Packed) -> torch.Tensor:
 
 
 def quantized(groups: torch.Tensor, form: Format) -> tuple[torch.Tensor, torch.Tensor]:
-    """Activations [..., group] as whole numbers, int32, and their scales [...]."""
+    """Activations [..., group] quantized to int32, and their scales [...]."""
     largest = LARGEST[form.activation_bits] if form.scaled_once else 2 ** (form.activation_bits - 1) - 1
     scales = groups.abs().amax(-1) / largest
     inverse = torch.where(scales >= 2.0**-126, 1 / scales, 0.0)
@@ -214,7 +214,7 @@ def multiplied(
 
 
 def as_read(activations: torch.Tensor, form: Format) -> torch.Tensor:
-    """float32 [..., K]: what a format makes of activations before it multiplies them."""
+    """float32 [..., K]: activations as a format represents them when it multiplies."""
     if laid_as(form) == HALVES:
         return activations.bfloat16().float()
     if laid_as(form) == HALVES_AND_REST:

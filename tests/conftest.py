@@ -1,5 +1,5 @@
-"""Triton, OpenMP and Numba read the environment when they are first imported, Triton by transformers where it can: so it is set
-before any test is collected.
+"""Fixtures and settings for all tests. Triton, OpenMP and Numba read the environment when first imported, and transformers
+imports Triton where it can: so the environment is set before any test is collected.
 
 On a machine with a GPU `TRITON_INTERPRET=0 pytest tests/kernels` runs the compiled kernels instead.
 """
@@ -15,10 +15,10 @@ import pytest
 
 os.environ.setdefault("TRITON_INTERPRET", "1")
 if "PYTEST_XDIST_WORKER" in os.environ:
-    # there is such a process for each core; tests that are about threads ask for them
+    # xdist runs one process per core; tests of threading set thread counts themselves
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# Hypothesis looks for who holds its random numbers, and finds nobody once the command line has frozen what there is
+# Hypothesis looks for the object that holds its random numbers; it finds none once the command line has called gc.freeze
 import hypothesis.internal.observability  # noqa: F401  # isort: skip
 
 from paceline.kernels.native.vectors import NUMBA_VARIABLES  # isort: skip
@@ -26,16 +26,16 @@ from paceline.kernels.native.vectors import NUMBA_VARIABLES  # isort: skip
 # tests compile kernels in their own process too
 os.environ |= NUMBA_VARIABLES
 
-# after the environment is set: what follows may import Triton
+# after the environment is set: the next import may import Triton
 from paceline.tree import DraftTree  # isort: skip
 
 collect_ignore = ["clients"]
-"""Needs clients that the project's own environment does not have: `make test-clients`."""
+"""These need client libraries outside the project's own environment: `make test-clients`."""
 
 
 @pytest.fixture
 def ctrl_c_is_heard() -> Iterator[None]:
-    """A shell has what it runs in the background ignore it."""
+    """A shell makes background processes ignore Ctrl-C; this installs Python's default handler."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
@@ -43,7 +43,7 @@ def ctrl_c_is_heard() -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="session")
 def every_tree_is_looked_over() -> Iterator[None]:
-    """Trees that are made of trees, or grown by a drafter, skip what the constructor checks; in tests they do not."""
+    """`DraftTree.unchecked`, for trees built from trees or by drafters, skips the constructor's checks; in tests it runs them."""
     unseen = DraftTree.unchecked
 
     def sound(**fields: Any) -> DraftTree:
@@ -57,7 +57,7 @@ def every_tree_is_looked_over() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _loggers_as_they_were() -> Iterator[None]:
-    """A server says where its process logs to: a test's own stream, which is closed when the next one logs."""
+    """A server configures the loggers of its process to write to the test's stream, which is closed before the next test logs."""
     named = [logging.getLogger(name) for name in (None, "paceline", "uvicorn")]
     before = [(one.handlers[:], one.level, one.propagate) for one in named]
     yield

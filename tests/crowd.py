@@ -1,6 +1,6 @@
-"""A crowd of random requests for one engine on fakes: added, aborted, preempted, sharing what they begin with.
+"""Random requests to one engine on fakes: added, aborted, preempted, with shared prefixes.
 
-Each must end once, with the text it has alone, and leave nothing behind.
+Each must end once, with the text it has when served alone, and leave nothing behind.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from serving import engine_of, wanted
 
 
 class WatchedModel(TableModel):
-    """Notes the shape of every step."""
+    """Records every step."""
 
     def __init__(self, **options) -> None:
         super().__init__(**options)
@@ -47,7 +47,7 @@ def drafter_of(kind: str, model: TableModel) -> Drafter | None:
 
 @dataclass
 class Life:
-    """What became of one request."""
+    """The history of one request."""
 
     sequence: Sequence
     shown: list[str] = field(default_factory=list)
@@ -56,7 +56,7 @@ class Life:
 
 
 class Crowd:
-    """One engine under random operations. chance: decides everything."""
+    """One engine under random operations. chance: the random source of every decision."""
 
     def __init__(self, kind: str, limits: Limits, chance: Random) -> None:
         self.chance = chance
@@ -68,7 +68,7 @@ class Crowd:
         self.engine = engine_of(self.model, drafter_of(kind, self.model), self.limits, self.tokenizer)
         self.lives: dict[int, Life] = {}
         self.chunked = False
-        """Whether a prompt was ever read in pieces beside sequences that decode."""
+        """Whether a prompt was ever read in chunks beside sequences that decode."""
 
     def run(self, operations: int) -> None:
         for _ in range(operations):
@@ -83,10 +83,10 @@ class Crowd:
                 self.step()
 
     def finish(self) -> None:
-        """Serve whoever is left, within bounds, and look at what became of everyone."""
+        """Serve the remaining requests, within a bounded number of steps, and check every request."""
         left = [life.sequence for life in self.lives.values() if life.sequence.finish_reason is None]
-        # the first of all is never held up, so each request ends within the steps it would take alone, after those before it;
-        # what is done for one may be lost once, when a more urgent one is let in
+        # the first request in the queue is never held up, so each ends within the steps it takes alone, after those before it;
+        # work done for one may be lost once, when a more urgent one is admitted
         bound = 2 * sum(-(-(len(s.prompt) + s.params.max_tokens) // self.limits.chunk) + s.params.max_tokens + 1 for s in left)
         taken = 0
         while self.engine.has_work:
@@ -172,7 +172,7 @@ class Crowd:
             )
 
     def check_idle(self) -> None:
-        """Nothing is left behind."""
+        """No state of any request is left behind."""
         engine, drafter = self.engine, self.engine.speculative.drafter
         assert not engine.scheduler.waiting
         assert not engine.scheduler.running

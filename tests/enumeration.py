@@ -1,7 +1,7 @@
-"""Exact laws of verifiers: every way a draft can turn out, times every way its tests can, with their probabilities.
+"""Exact laws of verifiers: every outcome of drafting times every outcome of the verifier's tests, with their probabilities.
 
-Nothing is sampled. A draft is drawn by dice that fall every way in turn; then the real verifier judges it with its own dice
-replaced by such ones. What it emits at last is not drawn either: its distribution is taken as a whole.
+Nothing is sampled. Dice that take every side in turn draw the draft; then the real verifier judges it, its own random draws
+replaced by such dice. The last token it emits is not drawn: its whole distribution is recorded.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Tokens = tuple[int, ...]
 
 
 class Dice:
-    """Fall as a trace says, then for the first time; remember what else could have been."""
+    """Follows a trace of choices, then takes the first possible side each time; records the sides not taken."""
 
     def __init__(self, trace: tuple[int, ...]) -> None:
         self._trace, self._fallen = trace, list[int]()
@@ -54,7 +54,7 @@ class Dice:
 
 
 def every(program: Callable[[Dice], Result]) -> Iterator[tuple[float, Result]]:
-    """The program's result for every way the dice can fall, and the probability of that way."""
+    """The program's result for every outcome of the dice, with the outcome's probability."""
     traces: list[tuple[int, ...]] = [()]
     while traces:
         dice = Dice(traces.pop())
@@ -65,8 +65,8 @@ def every(program: Callable[[Dice], Result]) -> Iterator[tuple[float, Result]]:
 
 @dataclass(frozen=True)
 class Source:
-    """One drafter: its model, how it draws, and how many children each level's nodes get. amateur: it shows its distribution
-    everywhere. floor: behind a token that it holds less likely it drafts nothing."""
+    """One drafter: its model, how it draws, and the number of children of each node, by level. amateur: it records its
+    distribution at every node. floor: it drafts nothing below a token less likely than this."""
 
     model: TableModel
     kind: Proposal
@@ -76,7 +76,7 @@ class Source:
     floor: float = 0.0
 
     def beside(self, tree: DraftTree) -> Source:
-        """What drafts where others have drafted this."""
+        """The source that drafts after other sources have drafted `tree`."""
         return self
 
     def tree(self, sequence: Sequence, dice: Dice) -> DraftTree:
@@ -102,7 +102,7 @@ class Source:
 
 
 def _siblings(row: torch.Tensor, kind: Proposal, width: int, dice: Dice) -> list[int]:
-    """Children by the definition of each kind, without the code that draws them."""
+    """Children by the definition of each kind, independent of the code that draws them."""
     if not kind.drawn:
         return row.topk(width).indices.tolist()
     probs, found = recorded(row), list[int]()
@@ -120,12 +120,12 @@ def _siblings(row: torch.Tensor, kind: Proposal, width: int, dice: Dice) -> list
 
 @dataclass
 class Blocks:
-    """What one step emits. by_text: emitted tokens -> probability. accepted: expected number of accepted tokens."""
+    """The output of one step. by_text: emitted tokens -> probability. accepted: expected number of accepted tokens."""
 
     by_text: dict[Tokens, float] = field(default_factory=lambda: defaultdict(float))
     accepted: float = 0.0
     all_accepted: float = 0.0
-    """The probability that a draft was accepted down to its end."""
+    """The probability that a draft was accepted to its deepest node."""
 
 
 def blocks(
@@ -135,7 +135,7 @@ def blocks(
     params: SamplingParams,
     constraint: Callable[[], Constraint] | None = None,
 ) -> Blocks:
-    """constraint: makes one that has read nothing."""
+    """constraint: makes a constraint that has read nothing."""
     sequence, found = _sequence(params, constraint), Blocks()
     drafts: dict[int, tuple[float, DraftTree]] = {}
     for weight, tree in every(lambda dice: _drafted(sources, sequence, dice)):
@@ -153,7 +153,7 @@ def blocks(
 
 
 def _drafted(sources: Many[Source], sequence: Sequence, dice: Dice) -> DraftTree:
-    """What all of them draft, one after the other."""
+    """The union of the drafts of all sources, drafted one after the other."""
     return reduce(
         lambda tree, source: union(tree, source.beside(tree).tree(sequence, dice)), sources, DraftTree.root(sequence.root)
     )
@@ -162,18 +162,18 @@ def _drafted(sources: Many[Source], sequence: Sequence, dice: Dice) -> DraftTree
 def _judged(
     verifier: Verifier, sequence: Sequence, tree: DraftTree, logits: torch.Tensor, dice: Dice
 ) -> tuple[Tokens, Tokens, np.ndarray]:
-    """One verdict: its path, its tokens, and the law of the last of them."""
+    """One verdict: its path, its tokens, and the distribution of the last token."""
     laws, used = list[np.ndarray](), set[tuple[Any, ...]]()
 
     def happens(probability: float, owner: Sequence, *stream: Any) -> bool:
         assert owner is sequence
-        assert stream not in used, "one number decides two tests"
+        assert stream not in used, "one random number decides two tests"
         assert -1e-12 < probability < 1 + 1e-12
         used.add(stream)
         return dice.pick([probability, 1.0 - probability]) == 0
 
     def drawn(probs: np.ndarray, owner: Sequence, *stream: Any) -> int:
-        assert stream not in used, "one number decides two draws"
+        assert stream not in used, "one random number decides two draws"
         laws.append(probs / probs.sum())
         return int(probs.argmax())
 
@@ -198,7 +198,7 @@ def _sequence(params: SamplingParams, constraint: Callable[[], Constraint] | Non
 
 
 def target_law(model: TableModel, params: SamplingParams, constraint: Callable[[], Constraint] | None = None) -> Law:
-    """Plain decoding: everything before the row is committed."""
+    """The law of plain decoding: everything before the row is committed."""
 
     def law(tokens: Tokens) -> np.ndarray:
         sequence = _sequence(params, constraint)
@@ -211,11 +211,11 @@ def target_law(model: TableModel, params: SamplingParams, constraint: Callable[[
 def contrastive_law(
     target: TableModel, amateur: TableModel, alpha: float = 0.1, beta: float = 0.5, temperature: float = 1.0
 ) -> Law:
-    """That of `contrastive`, by its formula."""
+    """The law of `contrastive`, by its formula."""
 
     def law(tokens: Tokens) -> np.ndarray:
         expert = target.row([*PROMPT, *tokens]).double().softmax(-1).numpy()
-        # what a drafter shows is float32
+        # a drafter's recorded distribution is float32
         other = amateur.row([*PROMPT, *tokens]).softmax(-1).double().numpy()
         weights = np.where(expert >= alpha * expert.max(), expert ** (1 + beta) / other**beta, 0.0) ** (1 / temperature)
         return weights / weights.sum()
@@ -224,7 +224,7 @@ def contrastive_law(
 
 
 def error(found: Blocks, law: Law, size: int, length: int) -> float:
-    """The largest deviation of the joint law of `length` tokens: what a step emits, continued by the law itself."""
+    """The largest deviation in the joint law of `length` tokens: tokens a step emits, continued by the law itself."""
     conditionals: dict[Tokens, np.ndarray] = {}
     worst = 0.0
     for text in itertools.product(range(size), repeat=length):
@@ -239,14 +239,14 @@ def error(found: Blocks, law: Law, size: int, length: int) -> float:
 
 @dataclass
 class Node:
-    """What the tests at one node come to. emitted: float64 [V], the law of the token. accepted: how often a child was."""
+    """Results of the tests at one node. emitted: float64 [V], the law of its token. accepted: chance that a child is accepted."""
 
     emitted: np.ndarray
     accepted: float
 
 
 def node_law(rule: NodeByNode, target_probs: np.ndarray, draws: Many[tuple[float, list[Group]]]) -> Node:
-    """Over every draw of children, (its probability, its groups): the law of the token that comes of it."""
+    """draws: every draw of children as (its probability, its groups). Returns the law of the emitted token over all of them."""
     found = Node(np.zeros(len(target_probs)), 0.0)
     for weight, groups in draws:
         tokens = {node: token for group in groups for node, token in zip(group.nodes, group.tokens, strict=True)}

@@ -1,7 +1,7 @@
-"""Fakes that cannot hide a mistake: a target that answers from what its cache really holds, a tokenizer, scripted drafters.
+"""Fakes that cannot hide a mistake: a target that computes from the contents of its cache, a tokenizer, scripted drafters.
 
-`TableModel` looks its logits up by the last tokens a row may see. It finds them through the real step, ancestors, positions
-and slots, so a stale slot, a wrong mask or a wrong position becomes other text, not noise.
+`TableModel` looks up its logits by the last tokens visible to a row. It finds them through the real step, ancestors, positions
+and slots, so a stale slot, a wrong mask or a wrong position gives a different text, not noise.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from paceline.step import Segment, Step, Verdict
 from paceline.tree import DraftTree, Proposal
 
 Slot = tuple[int, int]
-"""What a fake cache stores in place of keys and values: a token and its position."""
+"""An entry of a fake cache, in place of keys and values: a token and its position."""
 
 
 class RecordingCache(KVCache):
-    """Lists of slots. What a commit does not keep stays behind the length, as it does in a real slab."""
+    """Lists of slots. Slots not kept by a commit stay behind the length, as in a real slab."""
 
     def __init__(self) -> None:
         self.slots: dict[int, list[Slot]] = {}
         self.lengths: dict[int, int] = {}
         self.peak = 0
-        """Most slots ever in use, staged ones included."""
+        """The highest number of slots ever in use, staged ones included."""
         self._staged: Step | None = None
 
     def length(self, key: int) -> int:
@@ -97,7 +97,7 @@ _TABLE_ROWS = 4096
 
 
 class TableModel(LanguageModel):
-    """Logits are a pure function of the last `memory` tokens (None: of all): a row of a random table, sharpened."""
+    """Logits are a pure function of the last `memory` tokens (None: all): a row of a random table, sharpened."""
 
     name, weights, weights_bytes = "table", "fp32", 0
 
@@ -120,7 +120,7 @@ class TableModel(LanguageModel):
         self._memory, self._cache = memory, cache
 
     def disturbed(self, amount: float, seed: int = 1) -> TableModel:
-        """A model that often agrees with this one: a drafter for it."""
+        """A model that often agrees with this one, as a drafter for it."""
         other = TableModel(self.vocab_size, memory=self._memory, context_length=self.context_length)
         noise = torch.Generator().manual_seed(seed)
         other.table = self.table + amount * torch.randn(self.table.shape, generator=noise)
@@ -134,7 +134,7 @@ class TableModel(LanguageModel):
         return self.table[self._index([(token, at) for at, token in enumerate(tokens)], len(tokens) - 1)]
 
     def _index(self, seen: Many[Slot], position: int) -> int:
-        """seen: what a row sees, by position, its own token last. Any slot out of place changes the answer."""
+        """seen: the slots a row sees, by position, its own token last. Any misplaced slot changes the result."""
         tail = seen if self._memory is None else seen[-self._memory :]
         mixed = 0
         for offset, (token, at) in enumerate(tail, position + 1 - len(tail)):
@@ -203,14 +203,14 @@ class FakeTokenizer:
 
 
 class SpacedTokenizer(FakeTokenizer):
-    """Writes no space at the start of a text, as tokenizers of the SentencePiece kind do."""
+    """Decodes without the space at the start of a text, as tokenizers of the SentencePiece kind do."""
 
     def decode(self, ids: Many[int], skip_special_tokens: bool = True) -> str:
         return super().decode(ids).removeprefix(" ")
 
 
 class FallbackTokenizer(SpacedTokenizer):
-    """Spoils a whole run of single bytes where it is not valid, as the byte fallback of SentencePiece models does."""
+    """Replaces a whole run of byte tokens if it is not valid UTF-8, as the byte fallback of SentencePiece models does."""
 
     def decode(self, ids: Many[int], skip_special_tokens: bool = True) -> str:
         text, run = "", b""
@@ -228,12 +228,12 @@ class FallbackTokenizer(SpacedTokenizer):
 
 
 def truth(model: TableModel, sequence: Sequence, ancestors: Many[int] = ()) -> int:
-    """What plain decoding picks after the committed text and `ancestors`."""
+    """The token that plain decoding picks after the committed text and `ancestors`."""
     return choose(model.row([*sequence.tokens, *ancestors])[None], [Context(sequence, tuple(ancestors))])[0]
 
 
 class ScriptedDrafter(Drafter):
-    """A drafter whose every tree is made by `_tree`, from a random stream of its own per sequence and length."""
+    """A drafter whose trees come from `_tree`, with a random stream of its own per sequence and length."""
 
     name = "scripted"
     kinds = frozenset({Proposal.POINT})
@@ -258,7 +258,7 @@ class EmptyDrafter(ScriptedDrafter):
 
 
 class ChainDrafter(ScriptedDrafter):
-    """Chains that are right with probability `skill` at every level: 1 always, 0 never."""
+    """Chains of tokens that are each right with probability `skill`: 1 always, 0 never."""
 
     skill = 1.0
 
@@ -300,12 +300,12 @@ class TreeDrafter(ScriptedDrafter):
 
 
 def skewed(stream: Random, size: int) -> int:
-    """Low tokens more often: a bias towards drafted tokens would cancel out over drafts that favour none."""
+    """Low tokens more often: with uniform drafts, a bias towards drafted tokens would cancel out."""
     return min(stream.randrange(size), stream.randrange(size))
 
 
 class BlindTreeDrafter(TreeDrafter):
-    """The same without a look at the truth: tokens that know nothing of the noise."""
+    """Random trees drafted without looking at the truth: tokens independent of the noise."""
 
     def _token(self, sequence: Sequence, path: tuple[int, ...], stream: Random) -> int:
         return skewed(stream, self.model.vocab_size)
@@ -318,7 +318,7 @@ class BlindChainDrafter(ScriptedDrafter):
 
 
 class TrimmingPolicy(FixedPolicy):
-    """Has the target look only at what its drafter found likely. Of drawn trees that would be a choice among draws."""
+    """Trims trees to the nodes that the drafter found likely. For drawn trees that would select among draws."""
 
     def trimmed(self, sequences: Many[Sequence], trees: Many[DraftTree]) -> list[DraftTree]:
         return [tree.only(node for node in range(1, len(tree)) if self._likely(tree, node)) for tree in trees]
@@ -329,10 +329,10 @@ class TrimmingPolicy(FixedPolicy):
 
 
 class DrawnDrafter(Drafter):
-    """Draws whole trees from a model's own distribution, level by level, in the way of one kind; `widths` children per node.
+    """Draws whole trees from a model's distribution, level by level, as one kind of proposal; `widths` children per node.
 
-    Its draws come from streams of its own, so that a rule that keeps the law must keep it behind these drafts. amateur: it
-    shows its distribution at every node. POINT takes the likeliest tokens.
+    It draws from random streams of its own, so a rule that keeps the law must keep it behind these drafts. amateur: it records
+    its distribution at every node. POINT takes the likeliest tokens.
     """
 
     def __init__(
@@ -375,14 +375,14 @@ class DrawnDrafter(Drafter):
 
 
 class GreedyOfBudgetDrafter(ChainDrafter):
-    """Heeds no budget: drafts on past every limit, as a careless drafter would."""
+    """Ignores its budget and drafts past every limit, as a careless drafter would."""
 
     def _tree(self, sequence: Sequence, budget: Budget, stream: Random) -> DraftTree:
         return super()._tree(sequence, Budget(2 * self.depth, 2 * self.depth), stream)
 
 
 def coupled(model: TableModel, depth: int = 3, width: int = 1, disturbed: float = 1.0) -> ModelDrafter:
-    """A model drafter: the same noise as the target's, on a disturbed table."""
+    """A model drafter with the same noise as the target, on a disturbed table."""
     return ModelDrafter(model.disturbed(disturbed), model.vocab_size, Options(path="fake", depth=depth, width=width))
 
 

@@ -1,4 +1,4 @@
-"""A drafter and a text that is known beforehand: what it would draft, step by step, if that text were the target's."""
+"""Steps a drafter along a text known in advance, as if that text were the target's: what it drafts in every step."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def proposed(drafter: Drafter, sequence: Sequence, budget: Budget | None = None)
 
 
 def step(drafter: Drafter, sequence: Sequence, answer: Many[int]) -> tuple[DraftTree, int]:
-    """One step towards `answer`: what was drafted, and how many tokens it emitted."""
+    """One step towards `answer`: the draft, and how many tokens were emitted."""
     tree = proposed(drafter, sequence)
     path: list[int] = []
     tokens: list[int] = []

@@ -1,4 +1,4 @@
-"""Draft models with another tokenizer than the tiny target's: one that has nearly the same tokens, one of another make."""
+"""Draft models with another tokenizer than the tiny target's: a byte-level one with nearly its tokens, a SentencePiece one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ KINDS = ["shuffled", "pieced"]
 
 
 def shuffled_tokenizer() -> Tokenizer:
-    """Byte-level, as the target's: the bytes in another order, other merges, special tokens by other names or none."""
+    """Byte-level like the target's, with the bytes in another order, other merges, and special tokens renamed or missing."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet(), reverse=True)
     merges = [("t", "h"), ("o", "n"), ("a", "n"), ("an", "d")]
     pieces = ["<pad>", *alphabet, *("".join(pair) for pair in merges), "<end>", "<s>"]
@@ -36,7 +36,7 @@ def shuffled_tokenizer() -> Tokenizer:
 
 
 def pieced_tokenizer() -> Tokenizer:
-    """Of the SentencePiece kind: spaces as U+2581, one in front of every text, bytes where there is no piece, <s> in front."""
+    """SentencePiece-like: spaces as U+2581, one before every text, byte fallback for characters without a piece, <s> in front."""
     letters = ["\u2581", *"abcdefghijklmnopqrstuvwxyz.,", "\u00e9"]
     merges = [("\u2581", "t"), ("h", "e"), ("\u2581t", "he"), ("i", "n"), ("\u2581", "a")]
     pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *letters, *map("".join, merges)]
@@ -56,7 +56,7 @@ def pieced_tokenizer() -> Tokenizer:
 
 
 def spaced_tokenizer() -> Tokenizer:
-    """The same with added tokens for runs of spaces, as Gemma has them, and </s> behind every text."""
+    """`pieced_tokenizer` with added tokens for runs of spaces, as Gemma has them, and </s> behind every text."""
     tokenizer = pieced_tokenizer()
     tokenizer.add_tokens([AddedToken("\u2581" * size, normalized=False) for size in (2, 3, 4)])
     tokenizer.post_processor = processors.TemplateProcessing(  # pyright: ignore[reportAttributeAccessIssue]
@@ -66,7 +66,7 @@ def spaced_tokenizer() -> Tokenizer:
 
 
 def save_all(folder: Path) -> Path:
-    """The tiny target and both draft models, in folders of their names."""
+    """Saves the tiny target and both draft models, each in a folder of its name."""
     save_tiny(folder / "target", 3)
     save_shuffled(folder / "shuffled", 3)
     save_pieced(folder / "pieced", 4)
@@ -88,7 +88,7 @@ def save(folder: Path, tokenizer: Tokenizer, model: Any, **names: str) -> Path:
 
 
 def save_shuffled(folder: Path, seed: int, disturbed: float = 0.0, padding: int = 5) -> Path:
-    """The tiny model of that seed with the rows of its vocabulary where this tokenizer has them; of new tokens it knows little.
+    """The tiny model of that seed, its embedding rows reordered for this tokenizer; rows of new tokens stay random.
 
     padding: rows of the vocabulary that are no token.
     """

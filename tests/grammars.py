@@ -1,4 +1,4 @@
-"""Grammars for tests: one that knows no tokenizer, and an engine of fakes that keeps to a real one."""
+"""Grammars for tests: a constraint without a tokenizer, and an engine on fakes that follows a real grammar."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Prompt = Many[int]
 
 
 class Rule:
-    """A constraint that is a function: the generated tokens -> which may follow, bool [V]."""
+    """A constraint given as a function: generated tokens -> allowed next tokens, bool [V]."""
 
     def __init__(self, follows: Callable[[tuple[int, ...]], np.ndarray]) -> None:
         self._follows, self._read = follows, ()
@@ -61,7 +61,7 @@ class Rule:
 
 
 def rising(size: int) -> Rule:
-    """A token differs from the one before, and after two that rise comes a smaller one."""
+    """A token differs from the one before, and after two rising tokens a smaller one follows."""
 
     def follows(tokens: tuple[int, ...]) -> np.ndarray:
         mask = np.ones(size, bool)
@@ -80,7 +80,7 @@ def tokenizer() -> Tokenizer:
     with TemporaryDirectory() as folder:
         save_tokenizer(Path(folder))
         made = Tokenizer(folder)
-        # read when it is first asked for, and by then the folder is gone
+        # loaded lazily: loaded here, since the folder is deleted on return
         _ = made.library
         return made
 
@@ -103,7 +103,7 @@ def engine_of(
 
 
 def answers(engine: Engine, requests: Many[tuple[Prompt, SamplingParams]]) -> list[Sequence]:
-    """All requests, in flight at once."""
+    """Serves all requests at once; returns their sequences."""
     sequences = [engine.add(prompt, params) for prompt, params in requests]
     while engine.has_work:
         engine.step()
@@ -122,7 +122,7 @@ def drafters(model: TableModel) -> dict[str, Drafter]:
 
 
 def whole(sequence: Sequence, expression: str = SENTENCE) -> bool:
-    """Whether what was generated is a sentence, or where it was cut short may still become one of these."""
+    """Whether the generated text is a sentence or, if cut short, a possible beginning of one."""
     text = tokenizer().decode([token for token in sequence.generated if token != EOS])
     if sequence.finish_reason == "stop":
         return re.fullmatch(expression, text) is not None
@@ -138,14 +138,14 @@ REQUESTS = [
 
 @contextmanager
 def speechless() -> Iterator[None]:
-    """Of every third place behind a draft a grammar says nothing at first."""
+    """A grammar returns no mask at first for every third position behind a draft."""
     looked_up, asked = GrammarConstraint._looked_up, count()
 
     def nothing(self: GrammarConstraint, ancestors: tuple[int, ...]) -> Any:
         return _Place(self._everything, checked=False) if ancestors and next(asked) % 3 == 0 else looked_up(self, ancestors)
 
     def asked_again(self: GrammarConstraint, ancestors: tuple[int, ...]) -> Any:
-        # no other matcher would say more
+        # another matcher would give the same result
         return self._read_off(ancestors) or _Place(self._everything, "length")
 
     with pytest.MonkeyPatch.context() as patch:
@@ -155,8 +155,8 @@ def speechless() -> Iterator[None]:
 
 
 def grammar() -> bool:
-    """Behind chains, trees and forced tokens, crowded and preempted, and where drafts end for want of a mask, an answer is plain
-    decoding's and keeps to its grammar."""
+    """Answers equal plain decoding and satisfy their grammar behind chains, trees and forced tokens, crowded and preempted, and
+    where drafts end for lack of a mask."""
     model = model_of()
     try:
         plain = [answers(engine_of(model), [request])[0] for request in REQUESTS]

@@ -1,4 +1,4 @@
-"""An adaptive policy that knows what forwards and drafts take, and the drafters that it decides on."""
+"""An adaptive policy with known costs of forwards and drafts, and the drafters it decides on."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ LOOKUP = DrafterInfo("ngram", Budget(6, 6))
 
 
 def adaptive_with(points: dict[int, float], draft_s: float = 0.0) -> adaptive.AdaptivePolicy:
-    """points: rows -> seconds of a forward. draft_s: seconds of every level that the costly drafter drafts."""
+    """points: rows -> seconds of a forward. draft_s: seconds per level drafted by the costly drafter."""
     policy = adaptive.build(adaptive.Options())
     for rows, seconds in points.items():
         policy.costs.curve.put(rows, seconds)

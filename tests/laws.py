@@ -1,7 +1,7 @@
 """Statistics of the whole step loop: draws for many seeds, and tests of their law with a stated false-alarm rate.
 
-To afford tens of thousands of seeds two pure functions are computed in bulk: the noise of a position for many seeds at
-once (by the engine's own key and hash), and the scores of a context once instead of once per seed. `test_match_law` shows
+To make tens of thousands of seeds affordable, two pure functions are computed in bulk: the noise of a position for many seeds
+at once (by the engine's own key and hash), and the scores of a context once instead of once per seed. `test_match_law` shows
 that the loop draws the same tokens without this.
 """
 
@@ -34,14 +34,14 @@ from paceline.verifiers.match import Match
 Outcome = tuple[int, ...]
 
 FALSE_ALARM = 1e-6
-"""Of one test of one law; the seeds are fixed, so a test that passes passes for ever."""
+"""Per test of one law; the seeds are fixed, so the result never changes."""
 LENGTH = 3
 BLOCK = 1024
 PROMPT = (0, 1, 2)
 
 
 class _Bulk:
-    """Stands in for `noised_best` and `target_scores` where the vocabulary is small and contexts repeat."""
+    """Replaces `noised_best` and `target_scores` where the vocabulary is small and contexts repeat."""
 
     def __init__(self) -> None:
         self._scores = sampling.target_scores
@@ -77,7 +77,7 @@ class _Bulk:
 @contextmanager
 def bulk() -> Iterator[None]:
     stand_in = _Bulk()
-    # half the time would go into looking for cycles among the modules of torch
+    # the garbage collector would take half the time, searching torch's modules for cycles
     gc.disable()
     try:
         with pytest.MonkeyPatch.context() as patch:
@@ -97,8 +97,8 @@ def drawn(
     verifier: Verifier | None = None,
     policy: Policy | None = None,
 ) -> list[Outcome]:
-    """`length` tokens per seed, by the whole step loop, in batches of a thousand; by `match`, and all that is drafted, unless
-    another rule or policy is given."""
+    """`length` tokens per seed by the whole step loop, in batches of a thousand; verified by `match` with no draft trimmed,
+    unless another rule or policy is given."""
     params = params.model_copy(update={"max_tokens": length})
     speculative = Speculative(model, drafter, verifier or Match(), policy or FixedPolicy())
     stops = StopChecker(FakeTokenizer.of_letters(model.vocab_size), 10_000)  # pyright: ignore[reportArgumentType]
@@ -124,7 +124,7 @@ def _work(speculative: Speculative, sequence: Sequence, length: int) -> Work:
 
 
 def chi_square(outcomes: Many[Outcome], law: Mapping[Outcome, float]) -> float:
-    """The probability of so large a deviation under the law; cells that expect less than 5 are taken together."""
+    """p-value of the chi-square test against the law; cells with an expected count below 5 are merged."""
     counts, size = Counter(outcomes), len(outcomes)
     if any(outcome not in law for outcome in counts):
         return 0.0
@@ -138,7 +138,7 @@ def chi_square(outcomes: Many[Outcome], law: Mapping[Outcome, float]) -> float:
 
 
 def surprise(outcomes: Many[Outcome], law: Mapping[Outcome, float]) -> float:
-    """The probability of so odd a mean log-probability (normal, two-sided): the sharpest test of a wrong temperature."""
+    """p-value of the mean log-probability (normal, two-sided): the sharpest test of a wrong temperature."""
     if any(outcome not in law for outcome in outcomes):
         return 0.0
     logs = {outcome: math.log(chance) for outcome, chance in law.items()}

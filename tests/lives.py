@@ -1,4 +1,4 @@
-"""State machines at two lengths: some runs at every change, and in the full suite 5,000 of 100 steps."""
+"""Runs state machines at two lengths: short by default, and in the full suite 5,000 runs of 100 steps."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ FULL_RUNS, FULL_STEPS = 5_000, 100
 
 
 def both_lengths(runs: int, steps: int) -> pytest.MarkDecorator:
-    """A test's parameters `runs` and `steps`: these, and under the marker `full` the greater ones."""
+    """Parametrizes `runs` and `steps` with these values, and with the larger ones under the marker `full`."""
     full = pytest.param(FULL_RUNS, FULL_STEPS, marks=pytest.mark.full, id="full")
     return pytest.mark.parametrize(("runs", "steps"), [pytest.param(runs, steps, id="quick"), full])
 
 
 def live(machine: type[RuleBasedStateMachine], runs: int, steps: int) -> None:
-    """Run it so often, the same runs every time."""
+    """Run the machine `runs` times, with the same examples every time."""
     chosen = settings(
         max_examples=runs,
         stateful_step_count=steps,

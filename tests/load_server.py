@@ -1,4 +1,4 @@
-"""A server that answers as it is told, in known times: what a load generator measures of it can be computed beforehand."""
+"""A server that answers as each request specifies, with known delays, so that a load generator's results can be predicted."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ MODEL = "fake-model"
 
 
 class FakeServer:
-    """An ASGI application. A request's field "fake" says how it is answered:
+    """An ASGI application. A request's field "fake" specifies its answer:
 
-    first_s, gap_s: to the first chunk, and between chunks. tokens, chunk: how many, and how many in a chunk. status, after:
-    answer with this status, to the first `after` requests only. usage: tell it. cut: end without an end. tail: sent instead of
-    the end. At most `slots` requests are worked on at once; the others wait.
+    first_s, gap_s: delay of the first chunk, and between chunks. tokens, chunk: tokens in all, and per chunk. status, after:
+    answer with this status, to the first `after` requests only. usage: report it. cut: close the stream without an end. tail:
+    sent instead of the end. At most `slots` requests are answered at once; the others wait.
 
-    in_flight, most_in_flight: those worked on, now and at most. most_waiting: of those that came, how many waited at most.
+    in_flight, most_in_flight: requests being answered, now and at most. most_waiting: most requests waiting at any time.
     """
 
     def __init__(self, slots: int = 1000, tokenizer: bool = True, knows_usage: bool = True, context_tokens: int = 1024) -> None:

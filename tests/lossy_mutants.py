@@ -1,4 +1,4 @@
-"""Mutants of the rules that accept what is good enough, and the check that must see them: what they accept, by their formulas."""
+"""Mutants of the lossy rules (`typical`, `relaxed`), and the check that must catch them: acceptance by their formulas."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ RELAXED = [(3, 1.0), (2, 4.0)]
 
 
 def good_enough() -> bool:
-    """Which tokens are accepted and what `typical` emits behind them, for some rows; and which of several paths is taken."""
+    """Checks which tokens are accepted and what `typical` emits behind them, for some rows, and the choice between paths."""
     rows = torch.randn(30, SIZE, generator=torch.Generator().manual_seed(1)) * 1.2
     return all(map(_as_the_formulas_say, rows)) and all(map(_longest, ("relaxed", "typical:epsilon=0.05")))
 
@@ -53,7 +53,7 @@ def _as_the_formulas_say(row: torch.Tensor) -> bool:
 
 
 def _longest(rule: str) -> bool:
-    """Of paths that end sooner some are likelier, and of the three longest the last is the likeliest."""
+    """Some shorter paths are likelier, and of the three longest paths the last is the likeliest."""
     row, tree = torch.tensor([2.0, 1.9, 1.8, -5.0]), DraftTree((0, 0, 1, 2, 2, 0), (-1, 0, 0, 1, 2, 2))
     return _judged(rule, tree, row, SamplingParams(temperature=1.0)).path == (2, 5)
 

@@ -1,4 +1,4 @@
-"""Mutants: ways of being lossy, each a small change to the real code, and the checks of `test_mutants` that must see it."""
+"""Mutants: lossy behaviours, each a small change to the real code, and the checks of `test_mutants` that must catch it."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def mutant(*caught_by: str) -> Callable[[Patch], Patch]:
 
 
 def altered(function: Callable[..., Any], text: str, by: str) -> Callable[..., Any]:
-    """The function with a piece of its text, which is there once, replaced."""
+    """The function with a piece of its source, which occurs once, replaced."""
     source = textwrap.dedent(inspect.getsource(function))
     assert source.count(text) == 1, f"{function.__name__} has no such text to replace"
     made: dict[str, Any] = {}
@@ -59,7 +59,7 @@ def altered(function: Callable[..., Any], text: str, by: str) -> Callable[..., A
 
 
 def rewritten(change: Callable[[Sequence, DraftTree, Verdict, torch.Tensor], Verdict]) -> Patch:
-    """A verifier whose verdicts are changed afterwards."""
+    """A patch of `match` that changes its verdicts."""
 
     def apply(patch: pytest.MonkeyPatch) -> None:
         honest = match.Match.__call__
@@ -151,7 +151,7 @@ def the_noise_counts_generated_tokens_instead_of_positions(patch: pytest.MonkeyP
 
 
 def replaced(sequence: Sequence, **change: Any) -> Sequence:
-    """The same sequence under other parameters."""
+    """The same sequence with other parameters."""
     other = replace(sequence, params=sequence.params.model_copy(update=change))
     other.tokens = sequence.tokens
     return other
@@ -168,7 +168,7 @@ def _with_params(patch: pytest.MonkeyPatch, change: Callable[[SamplingParams], d
 
 
 def _walked_otherwise(patch: pytest.MonkeyPatch, change: Callable[[Sequence], Sequence]) -> None:
-    """Compiled code chooses for other sequences than those it is asked about."""
+    """Compiled code chooses for changed sequences."""
     honest = base.walked
     patch.setattr(base, "walked", lambda sequences, *rest: honest([change(sequence) for sequence in sequences], *rest))
 
@@ -180,7 +180,7 @@ def _one_longer(sequence: Sequence) -> Sequence:
 
 
 def _long_way(patch: pytest.MonkeyPatch) -> None:
-    """Compiled code, which has an order and noise of its own, chooses nothing."""
+    """Compiled code, which orders transforms and computes noise itself, is not used."""
     patch.setattr(base, "walked", lambda sequences, *rest: [None] * len(sequences))
     patch.setattr(base, "chosen", sampling.choose)
 
@@ -299,7 +299,7 @@ def penalties_see_one_token_of_each_step(patch: pytest.MonkeyPatch) -> None:
 
 
 def _keep(patch: pytest.MonkeyPatch, change: Callable[[Segment, Verdict, int, list[int]], list[int]]) -> None:
-    """All caches keep other slots than the verdict says."""
+    """All caches keep other slots than the verdict's."""
     honest = cache_base.kept_slots
 
     def lossy(step: Any, verdicts: Many[Verdict]) -> list[tuple[int, list[int]]]:
@@ -408,7 +408,7 @@ def compiled_code_follows_the_wrong_child(patch: pytest.MonkeyPatch) -> None:
     honest = base.walked
 
     def crooked(tree: DraftTree) -> Any:
-        """Siblings have changed their tokens."""
+        """Siblings have swapped their tokens."""
         tokens = list(tree.tokens)
         for children in tree.siblings:
             for child, other in zip(children, (*children[1:], *children[:1]), strict=True):

@@ -1,4 +1,4 @@
-"""The native backend in tests: checkpoints of every family whose every tensor matters, and plain decoding to compare with."""
+"""The native backend in tests: checkpoints of every family in which every tensor matters, and plain decoding to compare with."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ THREADS = (1, 2) if most_threads() > 1 else (1,)
 
 
 def checkpoint(folder: Path, kind: str = "llama", seed: int = 0, **over: Any) -> tuple[Path, Any]:
-    """A saved model without a tokenizer, and transformers' own of it. Norms and biases are far from what they start as."""
+    """A saved model without a tokenizer, and its transformers model. Norms and biases are far from their initial values."""
     reference = tiny_model(kind, seed, **over)
     noise = torch.Generator().manual_seed(seed + 1)
     with torch.no_grad():
@@ -41,7 +41,7 @@ def checkpoint(folder: Path, kind: str = "llama", seed: int = 0, **over: Any) ->
 
 
 def with_half_keys(reference: Any) -> Any:
-    """transformers' own model; what attention reads of keys and values is rounded to float16, as a cache of halves holds it."""
+    """The transformers model with keys and values rounded to float16 before attention, as a float16 cache stores them."""
 
     def attention(module: Any, query: Any, key: Any, value: Any, mask: Any, **options: Any) -> Any:
         eager = sys.modules[type(module).__module__].eager_attention_forward
@@ -54,7 +54,7 @@ def with_half_keys(reference: Any) -> Any:
 
 
 def rewritten(folder: Path, **tensors: torch.Tensor | None) -> Path:
-    """Change tensors of a checkpoint; None takes one out."""
+    """Replace tensors of a checkpoint; None removes one."""
     file = folder / "model.safetensors"
     held = {name: tensor for name, tensor in {**load_file(file), **tensors}.items() if tensor is not None}
     save_file(held, file, metadata={"format": "pt"})
@@ -69,7 +69,7 @@ def native(folder: Path, weights: str | None = None) -> NativeModel:
 
 @contextmanager
 def threads(count: int) -> Iterator[None]:
-    """Inside, forwards run on so many threads, though models are too small to be worth more than one, or the machine is busy."""
+    """Forwards run on `count` threads, though models are too small to benefit from more than one, or the machine is busy."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
@@ -82,7 +82,7 @@ def threads(count: int) -> Iterator[None]:
 
 
 class Plain:
-    """Logits of a text decoded token by token on one thread: one row in every forward. Kept, since texts share beginnings."""
+    """Logits of a text decoded token by token on one thread, one row per forward. Results are kept: texts share prefixes."""
 
     def __init__(self, model: NativeModel) -> None:
         self._model, self._known = model, dict[tuple[int, ...], torch.Tensor]()
@@ -107,7 +107,7 @@ class Plain:
 
 
 def random_tree(draw: random.Random, root: int, nodes: int, vocabulary: int) -> DraftTree:
-    """Any shape: every node hangs below any node before it."""
+    """A tree of any shape: the parent of every node is any earlier node."""
     tokens, parents, seen = [root], [-1], set[tuple[int, int]]()
     while len(tokens) < nodes:
         edge = (draw.randrange(len(tokens)), draw.randrange(vocabulary))
@@ -119,6 +119,6 @@ def random_tree(draw: random.Random, root: int, nodes: int, vocabulary: int) -> 
 
 
 def texts(committed: Many[int], tree: DraftTree) -> Iterable[list[int]]:
-    """What each node of a tree was computed after, itself included; `committed` ends with the root."""
+    """The text of each node of a tree, its own token included; `committed` ends with the root."""
     for node in range(len(tree)):
         yield [*committed, *(tree.tokens[step] for step in tree.path(node))]

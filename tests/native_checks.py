@@ -1,6 +1,6 @@
-"""Checks of the native backend that a mutant of it must fail: trees and their caches, families, drafts.
+"""Checks of the native backend that its mutants must fail: trees and their caches, families, drafts.
 
-Wanted are transformers' own logits, and the drafts of the long way, so that nothing is compared with a mutant of itself.
+Expected values are the logits of transformers and drafts made level by level, so no mutant is compared with itself.
 """
 
 from __future__ import annotations
@@ -62,14 +62,14 @@ def _loaded() -> NativeModel:
 
 
 def prepare() -> None:
-    """Make what the checks start from, while the code is as it is."""
+    """Build the models that the checks use, before any code is patched."""
     _loaded()
     for name in FAMILIES:
         _saved(name)
 
 
 def honest(check: Callable[[], bool]) -> Callable[[], bool]:
-    """A check that also fails where the code's own guards speak up."""
+    """A check that also fails if the code raises one of its own errors."""
 
     def guarded() -> bool:
         try:
@@ -82,7 +82,7 @@ def honest(check: Callable[[], bool]) -> Callable[[], bool]:
 
 @honest
 def native_trees() -> bool:
-    """A prompt in chunks, trees astride the first capacity of a slab, commits, a fork, a truncation; two at a time."""
+    """A prompt in chunks, trees across the first capacity of a slab, commits, a fork, a truncation; two sequences at a time."""
     model, reference = _loaded(), _saved("llama")[1]
     draw, cache = random.Random(0), model.new_cache()
     owners = [sequence(0, draw.choices(range(97), k=117)), sequence(1, draw.choices(range(97), k=9))]
@@ -108,13 +108,13 @@ def native_trees() -> bool:
     cache.truncate(0, 30)
     owners[0] = sequence(0, [*owners[0].tokens[:30], owners[0].tokens[30] - 1, 60])
     step(4)
-    # each by itself: the largest of some numbers may step over one that is none
+    # compared one by one: max may skip a NaN
     return all(error < TOLERANCE for error in errors)
 
 
 @honest
 def native_families() -> bool:
-    """Models loaded afresh compute what transformers does."""
+    """Newly loaded models compute the logits of transformers."""
     for name in FAMILIES:
         folder, reference, _ = _saved(name)
         if not largest_error(native(folder), reference) < TOLERANCE:
@@ -124,7 +124,7 @@ def native_families() -> bool:
 
 @honest
 def native_drafts() -> bool:
-    """Drafts in one call equal drafts token by token, twice: once behind prompts, then behind what came true."""
+    """Drafts in one call equal drafts token by token, behind prompts and twice behind accepted tokens."""
     model = _loaded()
     cuts = [SamplingParams(temperature=2.0, **one) for one in ({"top_p": 0.3}, {"top_k": 2}, {"min_p": 0.5})]
     shapes = [
@@ -140,14 +140,14 @@ def native_drafts() -> bool:
 
 @honest
 def native_branches() -> bool:
-    """The same of trees: of a shape, or of what is likely, with whatever tokens are chosen by."""
+    """Trees drafted in one call equal those drafted level by level: fixed and dynamic shapes, every kind of proposal."""
     model, shape = _loaded(), optimal_tree((0.5, 0.3, 0.1), 9, 5)
     trees = [Growth(kind, shape) for kind in Proposal] + [Growth(width=2), Growth(shape=brush(2, 4))]
     return all(_drafted_alike(model, growth, SamplingParams(temperature=2.0)) for growth in trees)
 
 
 def _drafted_alike(model: NativeModel, growth: Growth, params: SamplingParams) -> bool:
-    """Whether drafts in one call are those level by level, twice behind what came true of them."""
+    """Whether drafts in one call equal those level by level, behind prompts and twice behind accepted tokens."""
     drafts = list[list[DraftTree]]()
     for extend in (NativeModel.extend, LanguageModel.extend):
         store = model.new_cache()
@@ -167,7 +167,7 @@ def _drafted_alike(model: NativeModel, growth: Growth, params: SamplingParams) -
 
 
 def _alike(one: DraftTree, other: DraftTree) -> bool:
-    """Whether both are the same draft; confidences and proposals agree as far as arithmetic does, of which the latter matter."""
+    """Whether both are the same draft; proposals must agree within rounding, confidences are not compared."""
     if replace(one, confidences=(), proposals={}) != replace(other, confidences=(), proposals={}):
         return False
     rows = [(row, other.proposals.get(place)) for place, row in one.proposals.items()]

@@ -1,6 +1,6 @@
-"""Mutants of the native backend: what Python tells compiled code, and what it does with the cache behind it.
+"""Mutants of the native backend: in the arguments Python passes to compiled code, and in the cache behind it.
 
-Compiled code itself is not patched: it would not see it. Each fault here stays within the memory that was handed over.
+Compiled code itself is not patched: a patch would have no effect on it. No mutant accesses memory outside its buffers.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def a_commit_of_panels_moves_values_only(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("native trees")
 def slots_are_moved_one_by_one_from_the_last(patch: pytest.MonkeyPatch) -> None:
-    """So that some are overwritten before they are moved."""
+    """Some slots are overwritten before they are moved."""
     honest = PanelSlab.move
 
     def lossy(self: PanelSlab, slots: list[int], to: int) -> None:
@@ -131,7 +131,7 @@ def a_node_hangs_below_the_row_before_its_parent(patch: pytest.MonkeyPatch) -> N
 
 @mutant("native trees")
 def the_parents_of_a_tree_are_counted_from_its_root(patch: pytest.MonkeyPatch) -> None:
-    """Right where a step feeds no more than the root, wrong behind a chunk."""
+    """Right if a step feeds only the root, wrong behind a chunk."""
 
     def counted(self: Segment) -> tuple[int, ...]:
         chain = tuple(range(-1, self.chain - 1))
@@ -147,7 +147,7 @@ def every_draft_is_taken_for_a_chain(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("native trees")
 def the_tree_begins_a_row_early(patch: pytest.MonkeyPatch) -> None:
-    """The last committed row before it is looked for among its ancestors."""
+    """The last committed row before the root is looked up among the ancestors."""
     honest = native._records
 
     def lossy(segments: Iterable[tuple[int, int, int, int, PanelSlab]]) -> Any:
@@ -205,7 +205,7 @@ def all_layers_rotate_as_the_sliding_ones(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("native families")
 def rotation_counts_from_one_in_some_layers(patch: pytest.MonkeyPatch) -> None:
-    """Were it so in all of them, nobody could tell: only differences matter."""
+    """In all layers it would have no effect: only position differences matter."""
     honest, asked = Weights.rotate_up_to, "rotate_up_to"
 
     def lossy(self: Weights, positions: int) -> None:
@@ -264,7 +264,7 @@ def _with_other_norms(patch: pytest.MonkeyPatch, changed: Callable[[LayerNorms, 
 
 @mutant("native families")
 def norms_of_all_heads_begin_anew(patch: pytest.MonkeyPatch) -> None:
-    """Every head has the weights of the first."""
+    """Every head has the norm weights of the first."""
 
     def changed(found: LayerNorms, form: forms.Form) -> LayerNorms:
         if not form.family.wide_norms or found.query is None:
@@ -382,7 +382,7 @@ def the_last_token_drafted_is_counted_as_fed(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("native drafts")
 def a_drafter_forgets_where_its_cache_ends(patch: pytest.MonkeyPatch) -> None:
-    """Rows are fed behind the first slots, whatever is committed there."""
+    """Rows are fed from the first slots on, whatever is committed there."""
     honest = native._records
     patch.setattr(
         native, "_records", lambda segments: honest((low, rows, 0, chain, slab) for low, rows, _, chain, slab in segments)

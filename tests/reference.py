@@ -1,7 +1,7 @@
 """An oracle that shares no code with the engine: noise in Python integers, transforms in float64, decoding token by token.
 
-The text of a request is a pure function of its prompt, parameters and seed, so whatever the engine does it must come to
-this.
+The text of a request is a pure function of its prompt, parameters and seed, so the engine must produce the same text in every
+configuration.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def softmax(row: Many[float]) -> np.ndarray:
 
 
 def pick(row: np.ndarray, temperature: float, seed: int, position: int) -> int:
-    """The token of one position: the first of the largest, noised unless greedy."""
+    """The token of one position: the first of the highest scores, noised unless greedy."""
     if temperature > 0:
         row = row + [gumbel(seed, position, token) for token in range(len(row))]
     return int(np.argmax(row))
@@ -108,7 +108,7 @@ def plain(
     eos: Iterable[int] = (),
     longest: int,
 ) -> Answer:
-    """Plain decoding: one token after another, every rule checked from scratch after each."""
+    """Plain decoding: one token after another, all stop rules checked from scratch after each."""
     stop_ids = params.stop_token_ids if params.ignore_eos else params.stop_token_ids | frozenset(eos)
     tokens: list[int] = []
     while True:
@@ -125,7 +125,7 @@ def plain(
 
 
 def law(row: Row, prompt: Many[int], params: SamplingParams, length: int) -> dict[tuple[int, ...], float]:
-    """The exact probability of every `length`-token continuation that has any."""
+    """The exact probability of every `length`-token continuation with nonzero probability."""
     size = len(row(prompt))
     probabilities: dict[tuple[int, ...], float] = {}
     conditionals: dict[tuple[int, ...], np.ndarray] = {}

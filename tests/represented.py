@@ -1,4 +1,4 @@
-"""What packed weights stand for, computed by torch: the target that `--weights` names."""
+"""The values that packed weights represent, computed by torch: the target that `--weights` names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Drive one drafter and a target step by step, and look at what the target scored: for drafters that learn from its logits."""
+"""Steps one drafter with a target and records the target's logits: for drafters that learn from logits."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def request(tokens: list[int], params: SamplingParams = GREEDY, key: int = 0, se
 
 @dataclass
 class Taken:
-    """One step: what the drafter proposed, what the target saw, its logits there, and what came of it."""
+    """One step: the drafter's proposal, the tree the target saw, its logits, and the verdict."""
 
     proposed: DraftTree
     seen: DraftTree
@@ -36,7 +36,7 @@ class Taken:
 
 
 class Run:
-    """A request on its way. `beside`, by step: what another drafter proposes first; `room`: nodes that the target looks at."""
+    """A request in progress. `beside`, per step: another drafter's tree, placed first; `room`: most nodes the target sees."""
 
     def __init__(self, drafter: Drafter, model: LanguageModel, owner: Sequence) -> None:
         self.drafter, self.model, self.owner = drafter, model, owner

@@ -1,4 +1,4 @@
-"""An engine on fakes, and what each of its requests must come to."""
+"""An engine on fakes, and the expected answer of each request."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def engine_of(
 
 
 def served(engine: Engine, requests: Many[tuple[Many[int], SamplingParams]]) -> list[tuple[Sequence, list[str]]]:
-    """Every request with what was shown of its text after each step, all in flight at once."""
+    """Serves all requests at once; returns each with its visible text after each step."""
     sequences = [engine.add(prompt, params) for prompt, params in requests]
     shown: dict[int, list[str]] = {sequence.key: [] for sequence in sequences}
     bound = sum(len(prompt) + 2 * params.max_tokens for prompt, params in requests)

@@ -1,4 +1,4 @@
-"""Data and checkpoints that tests use where they are at hand; CONTRIBUTING.md says what they are and where they come from."""
+"""Optional data and checkpoints for tests; CONTRIBUTING.md describes them and their sources."""
 
 from __future__ import annotations
 

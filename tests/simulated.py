@@ -1,7 +1,7 @@
-"""A machine of stated speed: whatever runs takes the time that is written down for it, so that what a policy decides, and what
-that is worth, is the same wherever tests run.
+"""A simulated machine: every operation takes a stated time, so that a policy's decisions and their speedups are the same
+wherever tests run.
 
-The model is real and so are its drafts; the clock is not. Left out are noise, and what things cost each other.
+The model and its drafts are real; the clock is not. Timing noise and mutual slowdowns are left out.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from paceline.step import Step
 
 @dataclass(frozen=True)
 class Speeds:
-    """Milliseconds. forward: by rows, straight lines between. level, read: of a draft model's level, and of each token it reads.
-    draft, look_up: of asking it, and a lookup. row: of judging one. beside: of a step, whatever is drafted. thought, learnt: of
-    considering a draft model, and of learning from a step."""
+    """Milliseconds. forward: by rows, linear between. level, read: of a draft model, per level and per token it reads. draft,
+    look_up: per call of a draft model, and of a lookup. row: of verifying one row. beside: of a step, whatever is drafted.
+    thought, learnt: of considering a draft model, and of learning from a step."""
 
     forward: dict[int, float]
     level: float
@@ -49,7 +49,7 @@ class Speeds:
         return float(np.interp(rows, list(self.forward), list(self.forward.values())))
 
     def draft_ms(self, levels: int) -> float:
-        # to find that none is worth it takes one
+        # to find that no level is worth drafting takes one level
         return self.draft + self.level * max(levels, 1)
 
 
@@ -57,17 +57,17 @@ ZEN4 = {
     1: Speeds({1: 0.93, 2: 1.0, 4: 1.5, 8: 2.75, 16: 5.4, 32: 10.8, 64: 21.6, 512: 170.0}, level=0.085, read=0.025),
     2: Speeds({1: 0.6, 2: 0.62, 4: 0.75, 8: 1.35, 16: 2.8, 32: 5.6, 64: 11.1, 512: 80.0}, level=0.068, read=0.012),
 }
-"""By threads: about what the embedded model takes on a Zen 4 processor (`benchmarks/zen4`)."""
+"""By threads: approximate costs of the embedded model on a Zen 4 processor (`benchmarks/zen4`)."""
 
 
 class Simulation:
-    """An engine of the embedded model on such a machine, for as long as the patches hold."""
+    """An engine of the embedded model on such a machine, while the patches last."""
 
     def __init__(self, speeds: Speeds, patch: pytest.MonkeyPatch, cache: Path) -> None:
         self.speeds, self._patch = speeds, patch
         self._now_s = 1000.0
         self._target: object = None
-        # what is measured here holds nowhere else
+        # costs measured here are valid nowhere else
         patch.setenv("XDG_CACHE_HOME", str(cache))
         for module in (clock, measure, step_time, adaptive):
             patch.setattr(module, "perf_counter", self._now)
@@ -82,8 +82,8 @@ class Simulation:
         assert isinstance(self._target, NativeModel)
 
     def seconds(self, draft: str, tasks: list[Task], repeats: int, max_tokens: int = 96) -> dict[str, float]:
-        """By task, what answers to its prompts take, one after another and each task `repeats` times, by a drafter that has not
-        drafted before."""
+        """Per task, seconds to answer its prompts one after another, `repeats` times; the drafter is new, and forgets all texts
+        before each repeat."""
         self._llm.use(draft)
         engine, spent_s = self._llm.engine, dict[str, float]()
         for task in tasks:
@@ -98,12 +98,12 @@ class Simulation:
         return spent_s
 
     def _now(self) -> float:
-        # no two readings are alike, or something would be divided by what lies between
+        # no two readings are equal, or code would divide by a zero interval
         self._now_s += 2e-7
         return self._now_s
 
     def _takes(self, kind: type, name: str, ms: Callable[..., float]) -> None:
-        """Have a method take time. ms: called with whose it is, what it returned, and its arguments."""
+        """Make a method take time. ms: called with the method's object, its return value and its arguments."""
         real = getattr(kind, name)
 
         def timed(one: Any, *args: Any, **named: Any) -> Any:
@@ -114,7 +114,7 @@ class Simulation:
         self._patch.setattr(kind, name, timed)
 
     def _forward_ms(self, model: NativeModel, _: object, step: Step, *rest: object) -> float:
-        # a draft model reads so what it lacks of a text
+        # a draft model reads the missing tokens of a text this way
         rows = len(step.tokens)
         return self.speeds.forward_ms(rows) if model is self._target else self.speeds.read * rows
 

@@ -1,4 +1,4 @@
-"""Drive a LanguageModel and its cache by hand, and say what the plain model alone would answer."""
+"""Drives a LanguageModel and its cache by hand, and computes the expected logits with the plain model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from paceline.tree import DraftTree
 
 
 class NeverEnds:
-    """Stops that cut nothing."""
+    """A stop checker that cuts nothing."""
 
     def cut(self, sequence: Sequence, verdict: Verdict) -> Verdict:
         return verdict
@@ -28,12 +28,12 @@ def sequence(key: int, tokens: Many[int]) -> Sequence:
 
 @torch.inference_mode()
 def alone(model: Any, tokens: Many[int]) -> torch.Tensor:
-    """float32 [n, V]: the logits of an untouched model that reads all of `tokens` at once, without a cache."""
+    """float32 [n, V]: logits of the unwrapped model reading all of `tokens` at once, without a cache."""
     return model(input_ids=torch.tensor([list(tokens)]), use_cache=False).logits[0].float()
 
 
 def missing(cache: KVCache, owner: Sequence, tree: DraftTree | None = None, upto: int | None = None) -> Feed:
-    """What the cache lacks of the first `upto` committed tokens (default: all), and below the last of them the tree."""
+    """Feeds the tokens missing in the cache, of the first `upto` committed ones (default: all), and the tree below the last."""
     start = cache.length(owner.key)
     return Feed(owner, start, tuple(owner.tokens[start:upto]), tree)
 

@@ -1,4 +1,4 @@
-"""`x@y`: the model that x drafts with, its weights held in the format y; the text stays that of the target."""
+"""`x@y`: drafts with the model of x, its weights held in the format y; the text stays that of the target."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cascades: `a^b` drafts token for token what b drafts alone, in fewer forwards of b, and forgets whom it is told to forget."""
+"""Cascades: `a^b` drafts the same tokens as b alone, in fewer forwards of b, and its inner drafter forgets released requests."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def extended(model: LanguageModel, sequences: list[Sequence], depth: int, cache:
 @pytest.mark.parametrize("kind", [MixedDrafter, WrongDrafter])
 @pytest.mark.parametrize("params", PARAMS, ids=["greedy", "sampled", "penalties"])
 def test_a_cascade_drafts_the_same_tokens_as_its_model_alone(kind: type[ScriptedDrafter], params: SamplingParams) -> None:
-    """Over steps that accept none, some or all of the last draft, for sequences of different lengths side by side."""
+    """Over steps that accept none, some or all of the last draft, for sequences of different lengths in one batch."""
     alone, pair = models(kind)
     one, other = alone.new_cache(), pair.new_cache()
     sequences = [Sequence(key, (1, 2, 3, 4)[: 2 + key], params, seed=20 + key) for key in range(2)]
@@ -96,7 +96,7 @@ def test_drafts_accepted_inside_a_cascade_save_forwards_of_its_model() -> None:
 
 @pytest.mark.parametrize(("kind", "width"), [(Proposal.IID, 2), (Proposal.POINT, 1)])
 def test_a_cascade_drafts_iid_and_point_trees_as_its_model_alone_does(kind: Proposal, width: int) -> None:
-    """Draws for a verifier that tests them; and the likeliest tokens for one that wants them of a sampled request."""
+    """IID draws, for a verifier that tests draws, and the likeliest tokens (POINT) of a sampled request."""
     alone, pair = models(MixedDrafter)
     growth = Growth(kind, caterpillar(3, width))
     sequence = Sequence(0, (1, 2, 3), PARAMS[1], 9)
@@ -109,7 +109,7 @@ def test_a_cascade_drafts_iid_and_point_trees_as_its_model_alone_does(kind: Prop
 
 
 def test_a_greedy_request_gets_a_cascades_draft_under_a_rule_that_wants_drawn_tokens() -> None:
-    """A rule that wants drawn tokens has none drawn for a greedy request, so that one's draft is still a cascade's."""
+    """Nothing is drawn for a greedy request, even under a rule that wants drawn tokens: the cascade drafts it all the same."""
     growth = Growth(Proposal.IID, caterpillar(8, 1))
     found: list[tuple[list[DraftTree], int]] = []
     for params in (PARAMS[0], PARAMS[1]):
@@ -138,7 +138,7 @@ def test_confidences_are_the_models_own(kind: type[ScriptedDrafter], params: Sam
 @pytest.mark.parametrize("params", PARAMS, ids=["greedy", "sampled", "penalties"])
 @pytest.mark.parametrize("floor", [0.0, 0.6, 0.9])
 def test_a_draft_ends_where_the_models_own_would(params: SamplingParams, floor: float) -> None:
-    """Behind a token below the floor, and where the budget's rule of stopping says so."""
+    """A draft ends behind a token below the floor, and where the budget's stopping rule ends it."""
     chances = np.tile(np.linspace(0.1, 0.95, CLASSES, dtype=np.float32), (DEEPEST, 1))
     for stopping in (None, Stopping(chances, 1.0, (0.5, 0.4, 0.35))):
         lengths = set()
@@ -176,7 +176,7 @@ def test_logits_that_are_not_numbers_end_the_draft() -> None:
         assert len(extended(pair, [Sequence(0, (1, 2, 3), params, 0)], 5, pair.new_cache())[0]) == 1
 
 
-# what the drafter inside knows of a request
+# the requests that the inner drafter sees
 
 
 def pair_with(drafter: Drafter) -> Cascade:
@@ -199,7 +199,7 @@ def test_the_drafter_inside_follows_the_reference_of_the_request() -> None:
     cache = pair.new_cache()
     plain = Sequence(0, (1, 2, 3), PARAMS[0], 0)
     text = extended(pair, [plain], 5, cache)[0].tokens[1:]
-    assert pair._pair.forwards == 5, "nothing to follow"
+    assert pair._pair.forwards == 5, "the inner drafter has no reference to follow"
     extended(pair, [Sequence(1, (1, 2, 3), PARAMS[0], 0, reference=text)], 5, cache)
     assert pair._pair.forwards < 5 + 5
 
@@ -225,7 +225,7 @@ def test_answers_that_ended_are_remembered_inside_until_they_are_forgotten(reaso
 
 
 def test_bytes_that_the_inner_drafter_holds_are_not_counted_as_sequence_bytes() -> None:
-    """Texts that ended would be given up for it, one after the other, and it would be there still."""
+    """Counted, they would make the engine evict one kept text after another without freeing them."""
     model = TableModel(6, seed=3)
     pair = Cascade(model.disturbed(0.8), SuffixDrafter(SuffixOptions()), Match(), FixedPolicy())
     drafter = ModelDrafter(pair, 6, ModelOptions(path="fake", depth=4))
@@ -252,7 +252,7 @@ def test_a_whole_engine_on_a_cascade_keeps_the_text() -> None:
 
 
 def test_a_fork_of_a_fork_within_one_step_drafts_what_the_first_fork_does() -> None:
-    """What was given a moment ago, and not looked at yet, is given on as what it is."""
+    """A fork that was not used yet is forked again as it is."""
     model = TableModel(6, seed=3)
     pair = Cascade(model.disturbed(0.8), NgramDrafter(Options(max=2, min=1)), Match(), FixedPolicy())
     drafter = ModelDrafter(pair, 6, ModelOptions(path="fake", depth=4))
@@ -275,7 +275,7 @@ def test_only_a_model_can_be_drafted_for(tmp_path: Path) -> None:
 
 
 def test_a_draft_costs_no_more_behind_a_long_text() -> None:
-    """The request is followed from draft to draft, not copied; what it counts of its tokens is what the request counts."""
+    """The request is followed from draft to draft, not copied; its token counts equal those of the generated tokens."""
     model = TableModel(6, seed=3)
     pair = Cascade(model.disturbed(0.8), NgramDrafter(Options(max=2, min=1)), Match(), FixedPolicy())
     engine = engine_of(model, ModelDrafter(pair, 6, ModelOptions(path="fake", depth=4)))
@@ -297,12 +297,12 @@ READERS: dict[str, tuple[Callable[[], Drafter], type, str]] = {
     "reference": (lambda: ReferenceDrafter(ReferenceOptions()), Alignment, "_take"),
     "lookahead": (lambda: LookaheadDrafter(LookaheadOptions()), NgramPool, "add"),
 }
-"""A drafter, and the method by which it takes in one token of a text."""
+"""A drafter, and the method by which it reads one token of a text."""
 
 
 @pytest.mark.parametrize("name", READERS)
 def test_the_inner_drafter_reads_no_more_tokens_per_draft_behind_a_long_text(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tokens that the drafter inside takes in, each draft ahead being cut back: no text is read from its beginning again."""
+    """Counts tokens read by the inner drafter, each draft being cut back: no text is read from its beginning again."""
     made, reader, method = READERS[name]
     plain, read = getattr(reader, method), Counter[str]()
 
@@ -325,10 +325,10 @@ def test_the_inner_drafter_reads_no_more_tokens_per_draft_behind_a_long_text(nam
             (tree,) = extended(pair, [sequence], 5, cache)
             reads.append(read[name])
             assert len(tree) == 6
-            # the second token drafted was wrong
+            # the second drafted token was rejected
             sequence.commit((tree.tokens[1], (tree.tokens[2] + 1) % 6), ())
             cache.truncate(0, min(cache.length(0), len(sequence.tokens) - 1))
-        assert reads[0] >= length, "the text, once"
+        assert reads[0] >= length, "the whole text, once"
         assert min(reads[1:]) > 0
         return max(reads[1:])
 
@@ -343,7 +343,7 @@ def test_requests_inside_a_cascade_ask_for_no_log_probabilities() -> None:
 
 
 def test_a_reference_may_hold_tokens_that_the_cascades_model_lacks() -> None:
-    """A reference is of the target's vocabulary, which may be padded further than the model's."""
+    """A reference uses the target's vocabulary, which may be larger than the model's."""
 
     class Strict(TableModel):
         def score(self, *arguments: Any, **named: Any) -> Any:
@@ -383,7 +383,7 @@ def test_logits_that_are_not_numbers_end_the_draft_of_their_request_alone() -> N
     for _ in range(4):
         trees = extended(pair, sequences, 5, cache)
         assert [len(tree) - 1 for tree in trees] == [0, 5, 5]
-        assert all(cache.length(one.key) >= len(one.tokens) for one in sequences[1:]), "what they have read is kept"
+        assert all(cache.length(one.key) >= len(one.tokens) for one in sequences[1:]), "their slots are kept"
         for sequence in sequences:
             sequence.commit((1, 2, 3), ())
             cache.truncate(sequence.key, min(cache.length(sequence.key), len(sequence.tokens) - 4))
@@ -396,7 +396,7 @@ def test_the_prompts_of_a_batch_are_read_in_forwards_of_bounded_rows() -> None:
     sequences = [Sequence(key, prompt, SamplingParams(), key) for key, prompt in enumerate(prompts)]
     trees = extended(pair, sequences, 3, pair.new_cache())
     assert min(len(tree) for tree in trees) == 4
-    assert max(model.rows) <= 64 + 16 * 4, "and the rows of drafts"
+    assert max(model.rows) <= 64 + 16 * 4, "those of prompts, and those of drafts"
 
 
 def test_an_answer_that_ended_is_remembered_inside_a_cascade_of_a_cascade() -> None:
@@ -410,4 +410,4 @@ def test_an_answer_that_ended_is_remembered_inside_a_cascade_of_a_cascade() -> N
     assert sequence.finish_reason == "length"
     probe = Sequence(99, (1, 2, 3, 1, 2), SamplingParams(), 0)
     (tree,) = suffix.propose([probe], [Budget(8, 8)])
-    assert tree.tokens[1:4] == tuple(sequence.generated[:3]), "what followed this prompt before"
+    assert tree.tokens[1:4] == tuple(sequence.generated[:3]), "what followed this prompt in the first answer"

@@ -1,4 +1,4 @@
-"""The command line as users and scripts meet it: output, JSON, exit codes, one sentence for every mistake."""
+"""The command line for users and scripts: output, JSON, exit codes, one sentence for every mistake."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from paceline import LLM
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     pair = save_pair(tmp_path_factory.mktemp("models"))
-    # compiles kernels where nobody has yet, which is said on stderr, where tests count lines
+    # compiles kernels if they are not cached: that is reported on stderr, where tests count lines
     LLM(pair[0], "none")
     return pair
 
@@ -34,7 +34,7 @@ def test_generate_prints_the_text_and_one_line_about_it(monkeypatch, capsys, mod
     assert said.out.strip()
     assert "tau" in said.err
     assert "tokens/s" in said.err
-    assert "identical" not in said.err, "nobody compared it with plain decoding"
+    assert "identical" not in said.err, "nothing was compared with plain decoding"
 
 
 def test_generate_json_is_one_line_with_the_promised_fields(monkeypatch, capsys, models) -> None:
@@ -128,10 +128,10 @@ def test_trace_shows_every_token_once_and_names_the_drafter(monkeypatch, capsys,
     assert run(monkeypatch, "generate", target, "-p", "the", "--draft", f"model:{draft}", "--max-tokens", "8", "--trace") == 0
     said = capsys.readouterr().out
     answer, _, legend = said.rpartition("\ntarget")
-    assert "[-drafted in vain-]" in legend, "a file shows no styles"
+    assert "[-drafted in vain-]" in legend, "output to a file has no styles"
     assert run(monkeypatch, "generate", target, "-p", "the", "--draft", "none", "--max-tokens", "8") == 0
     assert re.sub(r"\[-.*?-\]", "", answer).strip() == capsys.readouterr().out.strip()
-    assert "model" in said, "the legend names whose tokens were drafted"
+    assert "model" in said, "the legend names the drafters"
 
 
 def test_check_exits_0_when_lossless_and_3_when_nothing_was_drafted(monkeypatch, capsys, models) -> None:
@@ -146,7 +146,7 @@ def test_check_exits_0_when_lossless_and_3_when_nothing_was_drafted(monkeypatch,
 
 
 def test_check_exits_1_and_says_where_when_the_text_differs(monkeypatch, capsys, models, tmp_path: Path) -> None:
-    """With a verifier that accepts whatever is drafted."""
+    """With a verifier that accepts every drafted token."""
     from paceline.step import Verdict
     from paceline.verifiers.match import Match
 
@@ -169,7 +169,7 @@ def test_check_exits_1_and_says_where_when_the_text_differs(monkeypatch, capsys,
 
 
 def test_there_is_no_approximate_option_and_help_does_not_mention_approximations(monkeypatch, capsys) -> None:
-    """No approximation of a target can be served: none is in the table, so nothing speaks of one."""
+    """No approximation of a target is registered, so there is none to offer."""
     for command in ("generate", "methods"):
         assert run(monkeypatch, command, "--help") == 0
         assert "pproximat" not in capsys.readouterr().out
@@ -298,7 +298,7 @@ PLACES = [
 def test_an_option_that_names_no_place_is_refused_and_nothing_is_written(
     monkeypatch, capsys, tmp_path: Path, command: tuple[str, ...], place: str
 ) -> None:
-    """An empty text, as of a variable that is not set, is not the folder that the command is called in."""
+    """An empty text, for example of an unset variable, does not mean the current folder."""
     monkeypatch.chdir(tmp_path)
     Path("told.txt").write_text("the thin thing")
     assert run(monkeypatch, *command, place) == 2
@@ -349,7 +349,7 @@ def test_check_refuses_sampling_parameters_out_of_range(monkeypatch, capsys, mod
 
 
 def test_a_row_of_prompts_ends_where_its_line_does(monkeypatch, capsys, models, tmp_path: Path) -> None:
-    """JSON strings, and texts, may hold what other ideas of a line would part them at."""
+    """Other line separators, inside JSON strings or plain text, do not split a row."""
     file = tmp_path / "prompts.jsonl"
     file.write_text('\ufeff{"prompt": "the\u2028thin"}\r\nthe\x0cthin\n', encoding="utf-8")
     run(

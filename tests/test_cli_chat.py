@@ -1,4 +1,4 @@
-"""`paceline chat`: what is kept of a conversation, what ends an answer and what ends all, and how lines are read."""
+"""`paceline chat`: which messages are kept, what ends an answer and what ends the chat, and how lines are read."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ def test_a_rule_that_changes_texts_is_refused_before_anybody_has_said_anything(m
 
 
 class _Typed(io.StringIO):
-    """A terminal: what is typed comes by `input`."""
+    """A terminal; typed lines are read by `input`."""
 
     def isatty(self) -> bool:
         return True
 
 
 def typing(monkeypatch: pytest.MonkeyPatch, *lines: str) -> list[str]:
-    """Have a person type these lines; the prompts that were shown."""
+    """Simulates a person typing these lines; returns the list of prompts shown."""
     prompts, left = list[str](), iter(lines)
 
     def typed(prompt: str = "") -> str:
@@ -62,7 +62,7 @@ def typing(monkeypatch: pytest.MonkeyPatch, *lines: str) -> list[str]:
 
 
 def conversations(monkeypatch: pytest.MonkeyPatch) -> list[list[dict[str, str]]]:
-    """The conversations that are put to the model from now on, each as it was last cut."""
+    """Returns the list of conversations sent to the model from now on; each ends up as it was last shortened."""
     found: list[list[dict[str, str]]] = []
     chat = Tokenizer.chat
 
@@ -125,7 +125,7 @@ def test_the_system_message_is_kept_when_old_exchanges_are_cut(monkeypatch, caps
     assert run(monkeypatch, "chat", models[0], "--draft", "none", "--max-tokens", "8", "--system", "the inn") == 0
     assert all(messages[0] == {"role": "system", "content": "the inn"} for messages in asked)
     assert all([one["role"] for one in messages[1:3]] in (["user"], ["user", "assistant"]) for messages in asked)
-    assert len(asked[-1]) < 2 * 12, "the oldest exchanges went"
+    assert len(asked[-1]) < 2 * 12, "the oldest exchanges were cut"
 
 
 def test_chat_is_sampled_as_generate_is(monkeypatch, capsys, models) -> None:
@@ -155,7 +155,7 @@ def test_chat_keeps_the_cache_between_turns(monkeypatch, capsys, models) -> None
     assert run(monkeypatch, "chat", models[0], "--draft", "ngram", "--max-tokens", "8") == 0
     (first, size), (second, _) = found
     assert first == 0
-    assert second >= size, "the second turn begins with the first one's cache"
+    assert second >= size, "the second turn starts from the cache of the first"
 
 
 def test_a_conversation_longer_than_the_context_is_not_read_anew_in_every_turn(monkeypatch, capsys, models) -> None:
@@ -180,7 +180,7 @@ def test_chat_makes_room_for_answers_and_survives_what_cannot_fit(monkeypatch, c
     def watched(self, ids, params):
         asked.append(self.tokenizer.decode(ids))
         fits.append(len(ids) + 40 <= self.engine.longest)
-        # an answer may be shorter than it might
+        # answers are limited to 40 tokens here
         return stream(self, ids, params.model_copy(update={"max_tokens": min(params.max_tokens, 40)}))
 
     monkeypatch.setattr(LLM, "stream", watched)
@@ -189,7 +189,7 @@ def test_chat_makes_room_for_answers_and_survives_what_cannot_fit(monkeypatch, c
     assert run(monkeypatch, "chat", models[0], "--draft", "ngram", "--max-tokens", "40") == 0
     assert "say it in fewer" in capsys.readouterr().err
     assert fits == [True] * 9
-    # however long answers may be, what was said before is kept while half of the context holds it
+    # whatever the limit of answers, old messages are kept while they fit into half of the context
     asked.clear()
     monkeypatch.setattr("sys.stdin", io.StringIO("the thin thing\nthe inn\n\n"))
     assert run(monkeypatch, "chat", models[0], "--draft", "ngram", "--max-tokens", "100000") == 0
@@ -208,7 +208,7 @@ def test_a_line_longer_than_a_terminal_holds_is_read_whole(models) -> None:
         line = b"inn the " * 1500
         for start in range(0, len(line), 256):
             os.write(ours, line[start : start + 256])
-            # its echo would fill the terminal up
+            # read the echo, which would fill the terminal's buffer
             _read(ours, b"", 0.01)
         os.write(ours, b"\n")
         _read(ours, b"> ")
@@ -216,13 +216,13 @@ def test_a_line_longer_than_a_terminal_holds_is_read_whole(models) -> None:
         said = chat.communicate(timeout=60)[1].decode()
         os.close(ours)
     found = next(line for line in said.splitlines() if line.startswith("that is"))
-    # more than the 4095 bytes that a terminal without line editing gives
+    # more than the 4095 bytes that a terminal without line editing returns
     assert int(found.split()[2]) >= len(Tokenizer(Path(models[0])).encode(line.decode().strip()))
     assert chat.returncode == 0
 
 
 def _read(terminal: int, until: bytes, wait_s: float = 60.0) -> bytes:
-    """What comes from a terminal until this is among it, or until nothing more comes for so long."""
+    """Reads a terminal until `until` is in the output, or until nothing more comes for `wait_s`."""
     found, end = b"", time.monotonic() + wait_s
     while not (until and until in found) and select.select([terminal], [], [], max(end - time.monotonic(), 0.0))[0]:
         found += os.read(terminal, 1 << 16)

@@ -1,4 +1,4 @@
-"""Ctrl-C: whenever it comes, the command line ends without a word, with exit code 130."""
+"""Ctrl-C: whenever it comes, the command line ends silently with exit code 130."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ main()
 
 
 def interrupted(name: str, before: str, target: str) -> subprocess.CompletedProcess[str]:
-    """The command line, interrupted when it begins to import a module."""
+    """Runs the command line and interrupts it when it begins to import a module."""
     command = [sys.executable, "-c", WRAPPED.format(name=name, before=before)]
     arguments = ["generate", target, "-p", "the thin", "--draft", "none", "--max-tokens", "4"]
     return subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=120, check=False)

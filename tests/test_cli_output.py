@@ -1,4 +1,4 @@
-"""Where the command line's output goes nowhere: one sentence for a full disk, none for a reader who has seen enough."""
+"""Output that cannot be written: one sentence for a full disk, silence for a closed pipe."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def commands(target: str) -> dict[str, list[str]]:
-    """short: less than a buffer, so that only the last flush fails. long: more, and typed: flushed at every step."""
+    """short: less than a buffer, so only the last flush fails. long: more than a buffer. typed: flushed at every step."""
     answer = ["generate", target, "-p", "the thin", "--draft", "none", "--max-tokens", "6"]
     return {"short": ["models", "--json"], "long": ["methods", "--json"], "typed": answer, "answer": [*answer, "--json"]}
 

@@ -23,7 +23,7 @@ def piped(monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
 
 
 def answered(monkeypatch: pytest.MonkeyPatch, capsys, target: str, *prompt: str) -> tuple[int, list[int]]:
-    """How many tokens the prompt had, and the answer's."""
+    """Returns the number of prompt tokens and the number of answer tokens."""
     assert run(monkeypatch, "generate", target, "--draft", "none", "--max-tokens", "6", "--json", *prompt) == 0
     answer = json.loads(capsys.readouterr().out)
     return answer["usage"]["prompt_tokens"], answer["token_ids"]
@@ -71,7 +71,7 @@ def test_an_empty_undecodable_or_too_large_prompt_gets_one_sentence_and_exit_cod
 
 
 def test_no_more_of_a_stream_is_read_than_a_prompt_may_have(monkeypatch, capsys, target: str) -> None:
-    """A device may go on for ever."""
+    """A device may never end."""
     assert run(monkeypatch, "generate", target, "--prompt-file", "/dev/zero") == 2
     assert "'/dev/zero' is larger than the 16 MiB" in capsys.readouterr().err
 

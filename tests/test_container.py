@@ -1,4 +1,4 @@
-"""What control groups leave a process, as Linux tells it: both versions, inside and outside of a container."""
+"""Limits of processor and memory from Linux control groups: versions 1 and 2, inside and outside a container."""
 
 from __future__ import annotations
 

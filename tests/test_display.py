@@ -1,4 +1,4 @@
-"""What a trace prints of an answer, in whatever steps it came."""
+"""The printed trace of an answer does not depend on how its tokens are split into steps."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ANY: Any = None
 
 
 def traced(tokenizer: Tokenizer, prompt: tuple[int, ...], ids: list[int], size: int) -> str:
-    """What is printed of an answer that came in steps of so many tokens, all but the last of each drafted."""
+    """The printed trace of an answer in steps of `size` tokens, all but the last of each drafted."""
     file = StringIO()
     trace = Trace(Console(file=file), tokenizer)
     sequence = Sequence(0, prompt, SamplingParams(), seed=0)
@@ -43,8 +43,8 @@ def test_characters_of_several_tokens_are_printed_whole(tmp_path: Path, size: in
     tokenizer = Tokenizer(tmp_path)
     text = "naïve — yes, éï 🙂 thé"
     prompt, ids = tuple(tokenizer.encode("it is")), tokenizer.encode(text, add_special=False)
-    assert len(ids) > len(text), "some characters are of several tokens"
+    assert len(ids) > len(text), "some characters take several tokens"
     assert traced(tokenizer, prompt, ids, size) == text
     within = tokenizer.encode("it is ï", add_special=False)
-    assert traced(tokenizer, tuple(within[:-1]), [within[-1], *ids], size) == f"ï{text}", "one that the prompt begins"
-    assert traced(tokenizer, prompt, ids[:-1], size) == tokenizer.decode(ids[:-1]), "one that is never finished"
+    assert traced(tokenizer, tuple(within[:-1]), [within[-1], *ids], size) == f"ï{text}", "a character that the prompt begins"
+    assert traced(tokenizer, prompt, ids[:-1], size) == tokenizer.decode(ids[:-1]), "a character that is never finished"

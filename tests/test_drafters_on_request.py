@@ -1,4 +1,4 @@
-"""Extra and offered drafters: those beside the drafter of the spec, and those that requests choose by name."""
+"""Drafters besides the spec's: extra ones, used without being named, and offered ones, which requests choose by name."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def llm() -> LLM:
 
 
 def test_requests_choose_their_drafters(llm: LLM) -> None:
-    """Three in one batch: one as the server would have it, one that names its drafter, one that wants none; the same texts."""
+    """One batch: the server's default drafter, a drafter chosen by name, none, and the default with one node; the same texts."""
     prompt, params = [12, 13, 14, 12, 13, 14, 12, 13], SamplingParams(max_tokens=40, ignore_eos=True)
     chosen = [None, frozenset({"lookahead"}), frozenset[str](), None]
     engine = llm.engine
@@ -56,7 +56,7 @@ def test_a_drafter_that_no_request_names_observes_nothing_unless_it_learns_from_
 
             monkeypatch.setattr(part, "observe", observe)
     llm.generate("Once upon a time", SamplingParams(max_tokens=8))
-    # answers of all requests are what `suffix` learns from
+    # `suffix` learns from the answers of all requests
     assert told["lookahead"] == 0 < told["suffix"]
 
 

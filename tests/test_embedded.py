@@ -1,4 +1,4 @@
-"""The embedded models: equality with transformers on real text, and drafts that are worth their while."""
+"""The embedded models: equality with transformers on real text, and enough tokens per step."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_sampled_text_is_that_of_plain_decoding(spec: str, temperature: float) -
 
 @pytest.mark.parametrize("domain", ["e2e", "sql"])
 def test_the_embedded_draft_doubles_the_tokens_per_forward(domain: str) -> None:
-    """tau over all prompts of the domain, greedy: a property of the models, whatever the machine."""
+    """tau over all prompts of the domain, greedy: it depends on the models, not on the machine."""
     engine = LLM(draft='model:"paceline-14m-draft"')
     done = engine.generate(list(PROMPTS[domain]), SamplingParams(max_tokens=96))
     emitted = sum(one.speculation.emitted_tokens for one in done)

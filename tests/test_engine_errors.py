@@ -1,4 +1,4 @@
-"""Steps that fail: whoever is not at fault has the text it has alone, and nothing is left behind."""
+"""Steps that fail: requests that are not at fault keep the text they have alone, and nothing is left behind."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from serving import engine_of
 
 PARAMS = SamplingParams(max_tokens=12, temperature=1.0, seed=3, ignore_eos=True)
 BAD = 4
-"""The first token of prompts whose rows hold no numbers once they have grown."""
+"""The first token of prompts whose logits are NaN from a certain length on."""
 
 
 class FaultyModel(TableModel):
-    """Rows of a request that begins with `BAD` hold no numbers once it is `after` tokens long."""
+    """Logits of a request whose prompt begins with `BAD` are NaN once it is `after` tokens long."""
 
     after = 6
 
@@ -53,7 +53,7 @@ def drafters(model: TableModel) -> list[Drafter | None]:
 
 
 def ended(engine: Engine, sequences: list[Sequence]) -> dict[Sequence, Progress]:
-    """The last progress of each."""
+    """The last progress of each request."""
     last: dict[Sequence, Progress] = {}
     for _ in range(200):
         for one in engine.step():
@@ -131,7 +131,7 @@ def test_logits_of_nobody_in_the_step_are_an_error_of_the_step() -> None:
 
 
 def failing_once(monkeypatch: pytest.MonkeyPatch, owner: object, name: str, when: Callable[[], bool] = lambda: True) -> None:
-    """Have a method interrupted the first time that `when` holds, before it does anything."""
+    """Interrupts a method, before it does anything, the first time that `when` holds."""
     method, failed = getattr(owner, name), []
 
     def interrupted(*given, **named):
@@ -146,7 +146,7 @@ def failing_once(monkeypatch: pytest.MonkeyPatch, owner: object, name: str, when
 @pytest.mark.parametrize("drafts", range(3))
 @pytest.mark.parametrize("where", ["policy.observe", "costs.observe", "cache.commit", "_commit", "verifier"])
 def test_a_step_interrupted_at_any_point_changes_no_text(where: str, drafts: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One request ends in the step that fails, another goes on."""
+    """One request ends in the interrupted step, another goes on."""
     model = TableModel(6)
     short = PARAMS.model_copy(update={"max_tokens": 4})
     requests = [((1, 2, 3), short), ((2, 2, 2, 2), PARAMS)]
@@ -189,7 +189,7 @@ def test_a_request_that_ended_in_an_interrupted_step_can_be_aborted(monkeypatch:
 
 
 def stepped(engine: Engine) -> tuple[dict[Sequence, Progress], int]:
-    """The last progress of each request, and how many steps were interrupted."""
+    """The last progress of each request, and the number of interrupted steps."""
     last: dict[Sequence, Progress] = {}
     interrupted = 0
     for _ in range(60):
@@ -226,7 +226,7 @@ def test_log_probabilities_are_told_once_whatever_interrupts(where: str, monkeyp
 def test_a_request_interrupted_during_admission_waits_and_is_served(
     taken: bool, owner: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """taken: the text that ended is taken over and not copied."""
+    """taken: the kept text is taken over, not copied."""
     model, prompt = TableModel(6), [n * n % 5 for n in range(30)]
     engine = engine_of(model, NgramDrafter(NgramOptions(max=3, min=1)), Limits(shortest_prefix=4))
     first = engine.add(prompt, PARAMS)
@@ -307,14 +307,14 @@ def test_two_requests_that_end_in_an_interrupted_step_are_both_reported(monkeypa
 @pytest.mark.parametrize("where", ["propose", "observe", "truncate", "fork", "move", "settle", "release"])
 @pytest.mark.parametrize("behind", [False, True])
 def test_a_drafter_that_raises_changes_no_text(where: str, behind: bool) -> None:
-    """At each of its calls in turn, before or behind what it does there; texts are shared, and cache is short."""
+    """Raises in each of its calls in turn, before or after the real call; texts share prefixes, and the cache is small."""
     model, beginning = TableModel(6), [n * n % 5 for n in range(9)]
     prompts = [beginning, [*beginning, 3], [2, 4, 4], [*beginning[:6], 4, 1], [*beginning, 3]]
     alone = engine_of(model)
     texts = [ended(alone, [one := alone.add(prompt, PARAMS)])[one].text for prompt in prompts]
 
     def raises_at(call: int) -> bool:
-        """Whether there were that many."""
+        """Whether the drafter's method was called that often."""
         own, calls = NgramDrafter(NgramOptions(max=3, min=1)), list[bool]()
         method = getattr(own, where)
 
@@ -342,7 +342,7 @@ def test_a_drafter_that_raises_changes_no_text(where: str, behind: bool) -> None
         assert [one.finish_reason for one in sequences] == ["length"] * len(sequences)
         assert [*engine.prefixes._running, *engine.prefixes._awaited] == []
         setattr(own, where, method)
-        # what it did not let go of is its own affair
+        # states that its own method failed to release are not tested
         own._states.clear()
         assert idle(engine)
         return failed > 0
@@ -367,7 +367,7 @@ def test_an_interrupted_draft_of_a_cascade_leaves_the_next_steps_their_text(monk
     for _ in range(2):
         engine.step()
     forwards: list[bool] = []
-    # in the second forward of a draft: what the first one drafted was shown to the drafter inside
+    # in the second forward of a draft, when the inner drafter has seen tokens drafted by the first one
     failing_once(monkeypatch, pair._pair.target, "score", lambda: forwards.append(True) or len(forwards) == 2)
     last, interrupted = stepped(engine)
     assert interrupted == 1

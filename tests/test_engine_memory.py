@@ -1,4 +1,4 @@
-"""Steps that the device has no memory for: requests take turns, and one that alone is too much says so."""
+"""Steps that the device has no memory for: requests take turns, and one that alone needs too much ends with an error."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from test_engine_errors import PARAMS, drafters, ended, idle
 
 
 def scarce(engine: Engine, monkeypatch: pytest.MonkeyPatch, slots: int) -> None:
-    """The target's cache has memory for so many tokens of all sequences together."""
+    """Limits the target's cache to `slots` tokens of all sequences together."""
     cache, lengths = engine.speculative.cache, dict[int, int]()
     stage, release = cache.stage, cache.release
 
@@ -63,7 +63,7 @@ def test_a_request_that_no_memory_suffices_for_says_so(monkeypatch: pytest.Monke
 
 
 class CrampedModel(TableModel):
-    """A forward over longer texts, all together, is more than the device can hold."""
+    """A forward over more than `most` tokens of context, all sequences together, runs out of memory."""
 
     most = 60
 
@@ -74,7 +74,7 @@ class CrampedModel(TableModel):
 
 
 def watched_empty_cache(monkeypatch: pytest.MonkeyPatch) -> list[BaseException | None]:
-    """What was being dealt with whenever unused memory was given back: its frames hold the tensors of the forward."""
+    """The exception in handling at each torch.cuda.empty_cache: None, or its frames would hold the tensors of the forward."""
     seen: list[BaseException | None] = []
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: seen.append(sys.exception()))
     return seen
@@ -114,7 +114,7 @@ def test_a_request_that_alone_is_too_much_for_the_device_says_so(draft: int, mon
 
 
 def host_memory_ends() -> RuntimeError:
-    """What torch says of it."""
+    """The error of torch for host memory."""
     with pytest.raises(RuntimeError) as full:
         torch.empty(1 << 60, dtype=torch.uint8)
     return full.value
@@ -137,7 +137,7 @@ def test_every_kind_of_out_of_memory_error_is_recognised(kind: str) -> None:
 
 
 class NarrowModel(TableModel):
-    """A forward over more than 3 rows is more than there is memory for."""
+    """A forward over more than 3 rows runs out of memory."""
 
     kind = "device"
     failed = 0
@@ -204,8 +204,8 @@ def test_where_memory_ends_once_an_answer_has_ended_nobody_is_given_up(kind: str
 def test_a_request_that_cannot_be_admitted_for_lack_of_memory_waits_and_is_served(
     holding: str, owner: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """There is never memory for the copy of a beginning, so at last it is read again or taken over. holding: who has
-    that beginning."""
+    """There is never memory to copy a prefix, so in the end it is read again or taken over. holding: the state of the request
+    whose cache holds the prefix."""
     emptied = watched_empty_cache(monkeypatch)
     model, prompt = TableModel(6), [n * n % 5 for n in range(30)]
     texts = [prompt, [4, 4], [*prompt[:20], 4]]
@@ -232,7 +232,7 @@ def test_a_request_that_cannot_be_admitted_for_lack_of_memory_waits_and_is_serve
     assert all(one.error is None for one in last.values())
     assert [one.generated for one in (first, other, late)] == wanted
     assert len(emptied) == len(tried) > 0
-    assert len(tried) < 10, "each makes some room"
+    assert len(tried) < 10, "each failure frees some memory"
     assert idle(engine)
 
 
@@ -271,7 +271,7 @@ def test_where_nothing_is_held_that_could_make_room_the_step_fails(monkeypatch: 
 
 
 class PassinglyShortModel(TableModel):
-    """Has no memory for a forward whenever it is told so."""
+    """Runs out of memory in the forward after `short` is set."""
 
     short = False
 
@@ -289,7 +289,7 @@ def test_a_passing_memory_shortage_lowers_the_cache_limit_only_for_a_while() -> 
     engine.step()
     model.short = True
     assert engine.step() == []
-    assert engine.scheduler.limits.cache_tokens < 20, "the device held hardly anything"
+    assert engine.scheduler.limits.cache_tokens < 20, "the cache held hardly anything at that time"
     for _ in range(300):
         engine.step()
     eight = [engine.add([n, 3, 2, 1], PARAMS) for n in range(5)]
@@ -309,7 +309,7 @@ def test_the_cache_limit_is_raised_ever_more_rarely_on_a_device_that_stays_full(
         while len(engine.scheduler.waiting) < 4:
             engine.add([step % 4, *[1, 2, 3] * 4], PARAMS)
         engine.step()
-    assert any(step > 20 for step in failed), "it is tried again"
+    assert any(step > 20 for step in failed), "the limit is raised again"
     assert sum(step > 20 for step in failed) < 20
     assert sum(step > 1_000 for step in failed) < 5
 

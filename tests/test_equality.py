@@ -1,4 +1,4 @@
-"""The same text from the embedded model, whoever drafts, however requests are batched, cached, cut into chunks and preempted.
+"""The same text from the embedded model with every drafter, however requests are batched, cached, cut into chunks and preempted.
 
 Every drafter in every setting: in the quick suite a few prompts and settings, in `make test-all` 200 prompts and all of them.
 """
@@ -32,7 +32,7 @@ BATCHES, ROOMS, CHUNKS, PREFIXES, TEMPERATURES = (1, 2, 3, 8, 16), ("ample", "ti
 
 @dataclass(frozen=True)
 class Setting:
-    """prefix: tokens of the shortest beginning that requests share."""
+    """prefix: length of the shortest prefix that requests share, in tokens."""
 
     batch: int
     room: str
@@ -46,7 +46,7 @@ COVER = covering(EVERY)
 
 
 def a_few(at: int) -> list[Setting]:
-    """The quick suite's for one of several drafts: three of the cover, from where those of the draft before it end."""
+    """The quick suite's settings of the `at`-th draft: the next three of the cover."""
     return [COVER[place % len(COVER)] for place in range(3 * at, 3 * at + 3)]
 
 
@@ -61,7 +61,7 @@ def llm() -> LLM:
 
 
 def prompts(llm: LLM, count: int) -> list[list[int]]:
-    """Beginnings of the built-in prompts, every third of them behind a text that all of those share."""
+    """Beginnings of the built-in prompts; every third one is preceded by the same shared text."""
     texts = [llm.encode(text) for text in all_prompts()]
     shared = llm.encode(SHARED)
     found = []
@@ -74,12 +74,12 @@ def prompts(llm: LLM, count: int) -> list[list[int]]:
 
 @pytest.fixture(scope="module")
 def plain() -> dict[tuple[float, int], list[list[int]]]:
-    """By temperature and number of prompts, filled as it is asked: one at a time, nothing shared, nothing drafted."""
+    """By temperature and number of prompts, filled on demand: one request at a time, nothing shared, nothing drafted."""
     return {}
 
 
 def said(engine: Engine, asked: list[list[int]], temperature: float, resembling: list[list[int]] | None = None) -> list[Sequence]:
-    """resembling: answers as they will be, of which a drafter that is given one gets an edited copy."""
+    """resembling: expected answers; each request gets an edited copy of its own as the reference."""
     references = [edited(answer) for answer in resembling] if resembling else [[]] * len(asked)
     params = [SamplingParams(max_tokens=TOKENS, temperature=temperature, seed=at) for at in range(len(asked))]
     sequences = [

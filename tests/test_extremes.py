@@ -1,4 +1,4 @@
-"""Every sampling parameter at its bounds, alone and with others: the engine goes on."""
+"""Every sampling parameter at its bounds, alone and in pairs: the engine raises no error."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ SHARP = [
     {"top_p": 1e-300},
     {"min_p": 1.0},
 ]
-"""Where one token has nearly everything: what is left for its siblings must still be what they are said to be drawn from."""
+"""Rows where one token has nearly all the mass: siblings must still follow the distribution recorded for them."""
 
 
 @pytest.mark.parametrize(("draft", "rule"), DRAWN)
@@ -71,7 +71,7 @@ def test_drawn_drafts_of_very_sharp_rows_are_verified_without_error(draft: str, 
 
 
 def test_spechub_agrees_on_the_hub_where_two_logits_differ_and_their_probabilities_do_not() -> None:
-    """Where two logits differ and their shares at a high temperature do not, the first of them is the hub for both sides."""
+    """Drafting and verifying both take the first of two tokens whose probabilities are equal at a high temperature."""
     llm = LLM(draft="model:width=2", verify="spechub")
     prompt, (part,) = llm.encode("Once upon a time"), llm.engine.speculative.drafter.parts
     sequence = Sequence(10**9, tuple(prompt), SamplingParams(), 0)
@@ -84,7 +84,7 @@ def test_spechub_agrees_on_the_hub_where_two_logits_differ_and_their_probabiliti
 
 
 def lifted(value: np.float32, to: np.float32) -> float:
-    """What is to be added to a float32 for the sum to be just this one."""
+    """The float32 to add to `value` so that the sum is exactly `to`."""
     for step in range(-50, 51):
         added = np.float32(to - value) + np.float32(step) * np.spacing(np.float32(to - value))
         if value + added == to:

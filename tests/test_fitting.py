@@ -1,4 +1,4 @@
-"""What can draft for a target: what was asked for is refused in a sentence where it does not fit, the usual is left out."""
+"""Drafters that a target cannot use: refused in a sentence if requested, left out if offered by default."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def surroundings(branching: Branching = Branching.TREE, drafts: Branching = Bran
 
 @pytest.mark.parametrize("kind", ["bloom", "lfm2"])
 def test_a_server_starts_on_a_target_that_verifies_only_chains(tmp_path: Path, kind: str) -> None:
-    """With nothing but the model said: what drafts trees alone is not offered."""
+    """Settings name only the model; a drafter that only drafts trees is then not offered."""
     folder = str(save_tiny(tmp_path / kind, 3, kind=kind))
     llm = loaded(Settings(model=folder))
     assert llm.target.branching < Branching.TREE
@@ -72,7 +72,7 @@ ASKED = [
     ("ngram+unigram:width=4", "width=4"),
     ("ngram^model:x,width=3", "width=3"),
 ]
-"""Specs, and the option by which they ask for trees."""
+"""Specs, and the option that makes them draft trees."""
 UNASKED = [
     "unigram",
     "bigram:width=1",
@@ -110,7 +110,7 @@ def test_trees_inside_a_cascade_are_refused_by_what_its_model_can_verify() -> No
 
 
 def test_each_drafter_of_an_extra_sum_becomes_a_part_of_its_own() -> None:
-    """A policy knows drafters by the names that their nodes bear."""
+    """A policy identifies drafters by the source names in the nodes of a tree."""
     drafter, _ = build_drafters("ngram", ["suffix+recycle"], (), surroundings())
     assert [part.name for part in drafter.parts] == ["suffix", "recycle", "ngram"]
 
@@ -134,7 +134,7 @@ def test_only_what_nobody_asked_for_is_left_out() -> None:
     assert not offered
     with pytest.raises(SpecError, match=r"'unigram' is asked for trees.*leave out 'unigram:width=4'"):
         build_drafters("ngram", (), ["unigram:width=4"], surroundings(Branching.CHAIN))
-    # of two of the same name one would be drafted with, and the other be thought to
+    # drafters are identified by name, so a second one of the same name could not be requested
     for draft, offers in (("model:a", ["model:b"]), ("ngram", ["model:a", "model:b"]), ("ngram", ["ngram:max=9"])):
         with pytest.raises(SpecError, match="there is another drafter of the name"):
             build_drafters(draft, (), offers, surroundings())
@@ -145,7 +145,7 @@ def test_only_what_nobody_asked_for_is_left_out() -> None:
         ('ngram+model:"runs/a+b"', ['model:"runs/a+b"']),
     ):
         assert build_drafters(draft, (), offers, surroundings())[1] == frozenset()
-    # a slip in a spec is one whoever wrote it
+    # a mistake in a spec is an error even where a spec that does not fit is left out
     with pytest.raises(SpecError, match="no option"):
         build_drafters("ngram", [IfItFits("grammar:deep=3")], (), surroundings())
 
@@ -156,7 +156,7 @@ class Tapping(ChainDrafter):
 
 @pytest.fixture
 def tapping(monkeypatch: pytest.MonkeyPatch) -> type[Drafter]:
-    """A method that reads hidden states of the target, in the table of methods."""
+    """Registers a method that reads hidden states of the target."""
 
     class Options(BaseModel):
         layer: int
@@ -208,7 +208,7 @@ def test_a_draft_without_path_is_the_one_embedded_for_the_target(spec: str) -> N
 
 
 def test_a_target_without_an_embedded_draft_says_so(tmp_path: Path) -> None:
-    # its name alone makes it nobody's target
+    # only the name is that of an embedded model
     folder = str(save_tiny(tmp_path / "paceline-14m", 3))
     with pytest.raises(
         SpecError, match=r"^'model' needs path: no draft is embedded for 'paceline-14m', so name one as model:PATH$"

@@ -1,4 +1,4 @@
-"""Structured answers: plain decoding's under the same grammar whatever drafts, and sentences of it when they end."""
+"""Structured answers: equal to plain decoding under the same grammar with every drafter, and complete texts of that grammar."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_every_exact_rule_keeps_to_the_grammar_and_greedy_to_the_text(verify: st
 
 @embedded
 def test_a_model_drafts_what_the_grammar_allows() -> None:
-    """The draft's tokens are chosen under the same mask: none is refused for being no JSON."""
+    """A draft's tokens are chosen under the same mask, so enough of them are accepted."""
     found = llm("model:paceline-14m-draft,depth=3").generate(PROMPTS, params("schema", 0.0))
     assert sum(one.speculation.accepted_tokens for one in found) > 0.4 * sum(one.speculation.draft_tokens for one in found)
 
@@ -119,7 +119,7 @@ def test_a_model_drafts_what_the_grammar_allows() -> None:
 @embedded
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_look_ups_bring_what_the_grammar_allows(temperature: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is found in the text, and what the target held likely without a grammar, mostly is no JSON."""
+    """Verified drafts hold no disallowed token, although most continuations found by lookups are not JSON."""
     honest, seen = Match.__call__, [0]
 
     def watching(self: Match, sequences: Many[Sequence], trees: Many[DraftTree], logits: Many[Any]) -> list[Verdict]:
@@ -138,7 +138,7 @@ def test_look_ups_bring_what_the_grammar_allows(temperature: float, monkeypatch:
 
 
 def test_the_readable_length_of_a_path_is_what_the_masks_allow_token_by_token() -> None:
-    """Behind any beginning of an answer, of tokens that it allows and others."""
+    """Behind random beginnings of an answer, for paths of allowed and other tokens."""
     stream, ends = Random(0), frozenset({EOS})
     grammars = Grammars(tokenizer(), VOCABULARY + 5, ends)
     cut = 0
@@ -155,11 +155,11 @@ def test_the_readable_length_of_a_path_is_what_the_masks_allow_token_by_token() 
             allowed = np.flatnonzero(walked.allowed(path)).tolist()
             path = (*path, stream.choice(allowed) if stream.random() < 0.8 else stream.randrange(VOCABULARY))
         wanted = next((at for at, token in enumerate(path) if not walked.allowed(path[:at])[token]), len(path))
-        # an end is left to the mask
+        # `readable` may count the EOS; the mask excludes it
         assert asked.readable(path) in (wanted, wanted + (EOS in path[wanted : wanted + 1]))
         cut += wanted < len(path)
         if wanted:
-            # and nothing has moved
+            # and the grammar's state has not moved
             assert asked.allowed(())[path[0]]
     assert cut > 10
 
@@ -207,7 +207,7 @@ def random_schema(stream: Random, depth: int = 0) -> dict[str, Any]:
 
 
 def fits(value: Any, schema: dict[str, Any]) -> bool:
-    """JSON Schema, as far as `random_schema` goes."""
+    """JSON Schema, as far as `random_schema` uses it."""
     if "anyOf" in schema:
         return any(fits(value, one) for one in schema["anyOf"])
     if "enum" in schema:
@@ -343,7 +343,7 @@ def test_an_answer_whose_grammar_gets_too_costly_ends_with_reason_length() -> No
 
 @pytest.mark.parametrize("at", [0, 2, 5])
 def test_a_failed_step_leaves_the_grammar_at_the_committed_text(at: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wherever a step breaks off, the next one goes on from what was committed."""
+    """Wherever a step fails, the next one continues from the committed text."""
     model = model_of()
     plain_one = one_of(model, WORDS)
     engine = engine_of(model, MixedDrafter(model))

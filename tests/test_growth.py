@@ -1,4 +1,4 @@
-"""What models draft: the shape that was asked for, tokens of the kind that was asked for, drawn from what the tree records."""
+"""Drafts of models: the requested tree shape and kind of tokens, drawn from the distributions that the tree records."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def own_scores(model: TableModel, owner: Sequence, path: Many[int]) -> torch.Ten
 
 
 def best(model: TableModel, owner: Sequence, path: Many[int], count: int) -> list[int]:
-    """The tokens that the model prefers there under that position's noise, as many as asked for, the first of them its choice."""
+    """The model's `count` best tokens under the position's noise; the first is the one it would choose."""
     scores = own_scores(model, owner, path)
     if owner.params.temperature == 0.0:
         return scores.topk(min(count, len(scores))).indices.tolist()
@@ -61,7 +61,7 @@ def best(model: TableModel, owner: Sequence, path: Many[int], count: int) -> lis
 @pytest.mark.parametrize("params", PARAMS, ids=NAMES)
 @pytest.mark.parametrize("shape", SHAPES, ids=len)
 def test_a_tree_has_the_shape_asked_for_and_the_tokens_that_the_model_ranks_first(params: SamplingParams, shape: Shape) -> None:
-    """Its siblings are its best tokens under that position's noise, which is what plain decoding would choose from."""
+    """Siblings are the best tokens under the position's noise, from which plain decoding would choose."""
     model, owners = TableModel(7, seed=2), [Sequence(key, (key, 1, 2), params, seed=key) for key in range(4)]
     for owner, tree in zip(owners, extended(model, owners, Growth(shape=shape)), strict=True):
         if params.top_p == 1.0:
@@ -71,7 +71,7 @@ def test_a_tree_has_the_shape_asked_for_and_the_tokens_that_the_model_ranks_firs
         for node, siblings in enumerate(tree.siblings):
             path = path_of(tree, node)
             wanted = best(model, owner, path, len(siblings)) if siblings else []
-            # where few can be chosen there are fewer
+            # fewer where fewer tokens have a probability above 0
             assert [tree.tokens[child] for child in siblings] == wanted
 
 
@@ -90,7 +90,7 @@ def test_greedy_choices_at_a_temperature_know_no_noise(shape: Shape) -> None:
 
 @pytest.mark.parametrize("size", [7, 9000])
 def test_a_coupled_confidence_is_the_softmax_share_of_the_noised_scores(size: int) -> None:
-    """Of a large vocabulary what is far from the best is left out: a guess, that only costs or saves time."""
+    """In a large vocabulary tokens far from the best are left out: an estimate, which affects only speed."""
     model, owner = TableModel(7, seed=2), Sequence(0, (3, 1, 2), SamplingParams(temperature=0.8), seed=5)
     if size > 7:
         model.vocab_size = size
@@ -127,7 +127,7 @@ def test_drawn_trees_record_the_distribution_of_every_node_with_children(
 def test_a_level_ranked_on_the_device_gives_the_same_tree(
     params: SamplingParams, shape: Shape | None, size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on a GPU: all nodes of all drafts at once, and nothing but tokens and shares is read."""
+    """As on a GPU: all nodes of all drafts are ranked at once, and only tokens and shares are read back."""
     owners = [Sequence(key, (key, 1, 2), params, seed=key) for key in range(3)]
     owners.append(Sequence(3, (3, 1, 2), SamplingParams(temperature=0.5), seed=3))
     growth, alone = Growth(shape=shape, width=1 if shape else 2), TableModel(size, seed=2)
@@ -137,7 +137,7 @@ def test_a_level_ranked_on_the_device_gives_the_same_tree(
     for one, other in zip(extended(alone, owners, growth, budget), extended(together, owners, growth, budget), strict=True):
         assert len(one) > 1
         assert (one.tokens, one.parents, one.kind) == (other.tokens, other.parents, other.kind)
-        # a processor leaves out what is far behind where there are many
+        # the CPU leaves out tokens far behind the best in large vocabularies
         assert one.confidences == pytest.approx(other.confidences, rel=1e-5 if size < 1000 else 5e-3)
 
 
@@ -165,7 +165,7 @@ def test_a_greedy_request_is_never_drafted_by_draws(kind: Proposal) -> None:
     assert not tree.proposals
 
 
-# the law of the draws: many seeds, against enumeration by an oracle that shares no code with the engine
+# the law of the draws: many seeds, compared with enumeration by an oracle that shares no code with the engine
 
 SEEDS = 2500
 
@@ -211,7 +211,7 @@ def test_a_hub_is_in_every_pair() -> None:
 
 
 def test_chains_side_by_side_are_samples_of_their_own() -> None:
-    """Three of two tokens each: the second token of the last one, given its first, has the law of the model."""
+    """Three of two tokens each: the second token of the last one, given its first, has the model's law."""
     outcomes = [(tree.tokens[3], tree.tokens[6]) for tree in drafts(Proposal.IID, brush(3, 2), PARAMS[1])]
     assert obeys(outcomes, law_of(PARAMS[1], 2))
 
@@ -261,7 +261,7 @@ def test_an_amateur_draws_from_what_it_shows() -> None:
 
 @pytest.mark.parametrize("kind", [Proposal.IID, Proposal.POINT])
 def test_an_amateur_shows_no_row_that_holds_no_number(kind: Proposal) -> None:
-    """The rule that reads it would take it for the target's fault, and end the request."""
+    """Contrastive decoding would take it for a fault of the target, and end the request."""
     model, owner = TableModel(7, seed=3), Sequence(0, (4, 1, 2), SamplingParams(temperature=1.0), seed=8)
     growth = Growth(kind, caterpillar(3), amateur=True)
     (whole,) = extended(model, [owner], growth)
@@ -273,11 +273,11 @@ def test_an_amateur_shows_no_row_that_holds_no_number(kind: Proposal) -> None:
     assert 1 <= len(verdict.tokens) <= 2
 
 
-# trees that grow where the model is sure
+# dynamic trees
 
 
 def grown(model: TableModel, owner: Sequence, nodes: int, depth: int, width: int) -> dict[tuple[int, ...], float]:
-    """The same by another way: all that can be reached, level by level, then the best. Path -> likelihood."""
+    """The expected dynamic tree, computed independently: reachable paths level by level, then the best. Path -> likelihood."""
     found: dict[tuple[int, ...], float] = {}
     level: dict[tuple[int, ...], float] = {(): 1.0}
     for _ in range(depth):
@@ -346,7 +346,7 @@ def test_no_draft_exceeds_its_budget(shape: Shape | None, kind: Proposal, nodes:
 @pytest.mark.parametrize("kind", [Proposal.POINT, Proposal.IID])
 @pytest.mark.parametrize("shape", SHAPES, ids=len)
 def test_a_floor_ends_a_draft_behind_the_token_in_doubt(shape: Shape, kind: Proposal) -> None:
-    """What hangs on a likelier token is what it is without a floor: nothing is withheld for what it turned out to be."""
+    """Below likelier tokens the tree equals the one without a floor: no token is dropped for its own low likelihood."""
     ended = 0
     for seed in range(30):
         model, owner = TableModel(9, seed=seed), Sequence(0, (3, 1, 2), SamplingParams(temperature=1.0), seed)
@@ -361,7 +361,7 @@ def test_a_floor_ends_a_draft_behind_the_token_in_doubt(shape: Shape, kind: Prop
 @pytest.mark.parametrize("kind", [Proposal.POINT, Proposal.IID])
 @pytest.mark.parametrize("shape", SHAPES, ids=len)
 def test_a_draft_ends_where_its_text_would(shape: Shape, kind: Proposal) -> None:
-    """What hangs on another token is what it is where nothing ends the text."""
+    """Below other tokens the tree equals the one without stop tokens."""
     ended = 0
     for seed in range(40):
         model, ends = TableModel(9, seed=seed), frozenset({seed % 9, (seed + 4) % 9})
@@ -391,7 +391,7 @@ def test_drafts_and_proposals_keep_to_the_vocabulary_of_the_target(kind: Proposa
 
 @pytest.mark.parametrize("growth", [Growth(shape=shape) for shape in (*SHAPES, (-1, 0, 0, 2, 2, 4))] + [Growth(width=3)], ids=str)
 def test_of_a_tree_the_first_children_stay_cached(growth: Growth) -> None:
-    """And only they: what the cache holds is a text, and goes on as one."""
+    """Only they stay: a cache holds one text, which later drafts continue."""
     model, cache = TableModel(9, seed=5), RecordingCache()
     owners = [Sequence(key, (3, 1, key), SamplingParams(temperature=0.5), seed=key) for key in range(3)]
     budgets = [Budget(12, 4), Budget(0, 0), Budget(5, 2)]

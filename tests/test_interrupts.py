@@ -1,4 +1,4 @@
-"""Interrupts of the main thread while it runs the engine, for itself and for requests of other threads."""
+"""Interrupts of the main thread while it runs the engine, for its own requests and for those of other threads."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_custom_sigint_handler_is_called_at_the_end_of_deferred() -> None:
 def test_an_interrupt_in_a_step_is_raised_after_it_and_changes_no_text(
     where: str, tmp_path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And harms nobody: a request of another thread goes on, and so does whoever was interrupted."""
+    """A request of another thread goes on, and so does the next request of the interrupted thread."""
     llm = LLM(save_pair(tmp_path)[0], "ngram")
     alone = [llm.generate(prompt, PARAMS)[0].token_ids for prompt in ("the thin thin", "this")]
     owner, _, name = where.rpartition(".")
@@ -60,7 +60,7 @@ def test_an_interrupt_in_a_step_is_raised_after_it_and_changes_no_text(
     def interrupted(*given, **named):
         found = method(*given, **named)
         steps.append(where)
-        # one that came while this thread does something else would end the test
+        # an interrupt outside a step of this thread would end the test
         if current_thread() is main_thread() and len(steps) % 3 == 0:
             os.kill(os.getpid(), signal.SIGINT)
         return found

@@ -1,4 +1,4 @@
-"""The library's front door: batches, streams beside each other, requests that fail or are left."""
+"""The `LLM` class: batches, concurrent streams, requests that fail or are abandoned."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ PARAMS = SamplingParams(max_tokens=12, temperature=1.0, seed=4)
 
 
 def idle(llm: LLM) -> bool:
-    """Nothing is left of any request."""
+    """No state of any request is left."""
     engine = llm.engine
     return not engine.has_work and engine.speculative.cache.held_bytes == 0 and not llm._inboxes
 
@@ -99,7 +99,7 @@ def test_a_stream_that_the_collector_closes_in_the_middle_of_a_step_disturbs_nob
     llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Holder:
-        """Of a stream, in a cycle that only the collector finds."""
+        """Holds a stream, in a reference cycle that only the garbage collector frees."""
 
     alone, score = llm.generate("in", PARAMS)[0].text, llm.target.score
     holder = Holder()
@@ -221,7 +221,7 @@ def test_closing_a_stream_from_before_a_change_of_drafter_ends_no_later_stream(l
     before = llm.stream("the", PARAMS)
     next(before)
     llm.use("none")
-    # the first of its engine, as the other was of its own
+    # the first stream of the new engine, as `before` was of the old one
     after = llm.stream("in", PARAMS)
     next(after)
     before.close()
@@ -231,7 +231,7 @@ def test_closing_a_stream_from_before_a_change_of_drafter_ends_no_later_stream(l
 
 
 def test_an_answer_that_another_drafter_ended_says_so(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where another thread asks for that drafter."""
+    """As if another thread changed the drafter."""
     engine, steps = llm.engine, []
     step = engine.step
 
@@ -272,7 +272,7 @@ def test_a_thread_that_steps_on_and_on_lets_others_in(llm: LLM, monkeypatch: pyt
     running, ended, step = Event(), Event(), llm.engine.step
 
     def long_step():
-        # as a larger model: others wait, and would have to be quicker than the thread that asks again at once
+        # as slow as a larger model: a waiting thread would otherwise have to be faster than one that asks again at once
         sleep(0.002)
         return step()
 
@@ -294,7 +294,7 @@ def test_a_thread_that_steps_on_and_on_lets_others_in(llm: LLM, monkeypatch: pyt
     ended.set()
     other.join(30)
     assert not other.is_alive()
-    # the system may take the processor from whoever asks; starved it would wait for whole answers, and every time
+    # the scheduler of the system may delay single requests; a starved thread would wait for whole answers, every time
     assert sorted(waited)[len(waited) // 2] <= 4
     assert max(waited) < 60
 
@@ -317,7 +317,7 @@ def test_a_stream_that_nobody_reads_keeps_its_text_once(llm: LLM) -> None:
 
 
 def test_a_stream_that_nobody_reads_keeps_no_distributions(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They take four bytes for every token of the vocabulary and every node; a trace of a draft can do without."""
+    """Distributions take four bytes per vocabulary token and node, and the trace of a draft does not need them."""
     llm, params = LLM(str(folder), f"model:{folder.parent / 'draft'}", verify="rejection"), PARAMS
     drawn, step = list[DraftTree](), llm.engine.step
 
@@ -335,7 +335,7 @@ def test_a_stream_that_nobody_reads_keeps_no_distributions(folder: Path, monkeyp
     assert any(tree.proposals for tree in drawn)
     assert not any(tree.proposals for outcome, *_ in inbox._steps if (tree := outcome.tree) is not None)
     read += [progress.outcome.tree for progress in unread]
-    assert read == [replace(tree, proposals={}) for tree in drawn], "all else can still be read"
+    assert read == [replace(tree, proposals={}) for tree in drawn], "everything else can still be read"
 
 
 @pytest.mark.parametrize("changes", [{}, {"temperature": 0.0}, {"temperature": 0.0, "presence_penalty": 1.0}])
@@ -389,7 +389,7 @@ def test_an_answer_that_ends_in_a_step_that_fails_for_another_is_whole(llm: LLM,
 
 
 def test_a_draft_with_a_smaller_vocabulary_drafts_only_what_it_can_read(folder: Path, tmp_path: Path) -> None:
-    """Checkpoints of one tokenizer may round their vocabulary differently."""
+    """Checkpoints of one tokenizer may pad their vocabulary to different sizes."""
     wide = save_tiny(tmp_path / "wide", 3, vocab_size=300)
     llm = LLM(str(wide), f"model:{folder.parent / 'draft'}")
     for prompt in ([5, 280, 7], [5, 60, 7]):
@@ -429,7 +429,7 @@ def test_emitted_tokens_count_only_tokens_of_the_answer(folder: Path) -> None:
 
 @pytest.mark.parametrize(("policy", "levels"), [("fixed", 4), ("bass", 12), ("confidence:threshold=0", 20)])
 def test_a_policy_that_ends_drafts_itself_gets_beyond_the_depth_of_a_model(folder: Path, policy: str, levels: int) -> None:
-    """The target drafts for itself, so that nothing but depth ends a draft."""
+    """The target drafts for itself, so only the depth limit ends a draft."""
     llm = LLM(str(folder), f"model:{folder}", policy=policy)
     plain = LLM(str(folder), "none")
     params = SamplingParams(max_tokens=60, ignore_eos=True)
@@ -511,7 +511,7 @@ def test_slips_of_the_pen_are_told_before_a_model_is_loaded(
 ) -> None:
     monkeypatch.setattr(llm_module, "load_model", lambda *_, **__: pytest.fail("it was loaded"))
     if "model" not in settings:
-        # nor fetched
+        # nor looked up
         monkeypatch.setattr(llm_module, "resolve", lambda _: pytest.fail("it was looked for"))
     with pytest.raises(PacelineError, match=re.escape(said)):
         LLM(**settings)

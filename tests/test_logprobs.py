@@ -116,7 +116,7 @@ def test_every_backend_tells_prompts(kind: str) -> None:
     speculative = Speculative(model, drafter, Match(), FixedPolicy())
     params = SamplingParams(prompt_logprobs=1, logprobs=0)
     sequences = [Sequence(key, prompt, params, seed=0) for key, prompt in enumerate(prompts)]
-    # the first in two chunks beside the whole of the second, then both with drafts
+    # the first prompt in two chunks beside the whole second one, then both with drafts
     feeds = [[(0, 4), (0, 5)], [(4, 2), (5, 1)], [(6, 1), (6, 1)]]
     for step in feeds:
         starts = [speculative.cache.length(sequence.key) for sequence in sequences]

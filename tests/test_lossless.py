@@ -1,6 +1,6 @@
-"""The backbone: every drafter, every cache, every way of batching gives the text of plain decoding.
+"""The central test: every drafter, every cache and every way of batching gives the text of plain decoding.
 
-The cases are made from the registries: a new drafter is a file and a row, and is tested by existing. `make test` runs a
+The cases come from the registries: a new drafter is a file and a row, and is tested automatically. `make test` runs a
 pairwise cover of the ways to run an engine; the marker `full` runs their whole product.
 """
 
@@ -62,7 +62,7 @@ OF_SIX = {
     "greedy of six": SamplingParams(max_tokens=LONGEST, logit_bias=SIX),
     "sampled of six": SamplingParams(max_tokens=LONGEST, temperature=1.0, seed=7, logit_bias=SIX),
 }
-"""Answers of six words, which repeat themselves: there every drafter finds something."""
+"""Answers limited to six words, which repeat: every drafter finds something to draft."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ def checkpoints(folder: Path) -> tuple[str, str]:
 
 @cache
 def datastore(folder: Path) -> str:
-    """Some of what plain decoding says, greedy and sampled, so that there is something to find."""
+    """Half of the answers of plain decoding, greedy and sampled, so that lookups find something."""
     target = checkpoints(folder)[0]
     told = [ids for params in ("greedy", "sampled") for ids in plain(folder, params)[::2]]
     texts = folder / "told.jsonl"
@@ -126,7 +126,7 @@ def datastore(folder: Path) -> str:
 
 @cache
 def loaded(path: str, store: str) -> LanguageModel:
-    """paged: the pages that kernels for GPUs read, under a model that needs no kernel."""
+    """The target with the cache `store`. paged: the pages that GPU kernels read, with a model that needs no kernel."""
     if store == "paged":
         model = load_model(path, native=False)
         vars(model)["new_cache"] = lambda: PagedCache(4, page_size=4, grows=True)
@@ -153,12 +153,12 @@ def prompts() -> list[list[int]]:
 
 
 def edited(answer: list[int]) -> list[int]:
-    """A text that an answer resembles: a token less, another one changed."""
+    """A text similar to an answer: one token left out, another one changed."""
     return [*answer[:6], *answer[7:15], 5, *answer[16:]] if answer else []
 
 
 def run(folder: Path, spec: str, way: Way, verify: str = "match") -> tuple[list[list[int]], Engine]:
-    """Token ids of every prompt, and the engine that made them."""
+    """The answer's token ids for every prompt, and the engine used."""
     target_path, draft_path = checkpoints(folder)
     target, tokenizer = loaded(target_path, way.cache), Tokenizer(target_path)
     rule = build_verifier(verify)
@@ -182,7 +182,7 @@ def run(folder: Path, spec: str, way: Way, verify: str = "match") -> tuple[list[
 
 @cache
 def plain(folder: Path, params: str) -> list[list[int]]:
-    """Plain decoding, one request at a time, whole prompts: what everything is compared with."""
+    """Plain decoding, one request at a time, whole prompts: the reference of all tests."""
     return run(folder, "none", Way(1, 512, 100_000, "dense", params))[0]
 
 
@@ -192,13 +192,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def needs_trees(spec: str) -> bool:
-    """Whether a drafter of the spec says that it is of no use without branches."""
+    """Whether a drafter of the spec declares that it needs trees."""
     kinds = [kind for name in DRAFTERS if name in re.split(r"[:+^]", spec) for kind in classes(name)]
     return any(kind.branching is Branching.TREE for kind in kinds)
 
 
 def checked(folder: Path, spec: str, way: Way) -> Engine | None:
-    """The engine that gave the right text; None where it refused to draft trees for a target that only chains, as it should."""
+    """The engine that gave the right text; None if it refused, as expected, to draft trees for a target limited to chains."""
     if way.cache == "replay" and needs_trees(spec):
         with pytest.raises(SpecError, match="only chains"):
             run(folder, spec, way)
@@ -232,8 +232,8 @@ def test_every_exact_rule_keeps_the_greedy_text(folder: Path, spec: str, verify:
 @pytest.mark.parametrize("spec", [spec for spec in SPECS if spec != "none"])
 @pytest.mark.parametrize("params", ["greedy", "sampled"])
 def test_drafts_are_really_accepted(folder: Path, spec: str, params: str) -> None:
-    """Without this the equality above could hold because hardly anything was ever drafted."""
-    # without a grammar nothing is forced; and these two know what the model says unbiased
+    """Without this the equality above could hold because hardly anything was drafted."""
+    # without a grammar nothing is forced; recycle and datastore learnt from answers without a bias
     unbiased = spec.startswith(("recycle", "datastore"))
     name = "grammar" if spec.startswith("grammar") else params if unbiased else f"{params} of six"
     _, engine = run(folder, spec, Way(1, 64, 100_000, "dense", name))
@@ -264,7 +264,7 @@ def test_seeds_decide_the_text(folder: Path) -> None:
 
 
 def test_the_tiny_target_is_sharp_enough_to_test_anything(folder: Path) -> None:
-    """On a near-uniform model lossy mutants pass every test."""
+    """On a near-uniform model lossy mutants would pass every test."""
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(checkpoints(folder)[0]).eval()

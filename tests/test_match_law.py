@@ -1,4 +1,4 @@
-"""The law of `match`: three tokens at a time, every transform, every kind of draft, against the enumerated distribution.
+"""The law of `match`: the joint law of three tokens, for every transform and kind of draft, against the enumerated law.
 
 Per transform 12,000 different seeds, 3,000 for each kind of draft (200,000 under the marker `full`): joint chi-square over
 all outcomes and a test of the mean log-probability, with a false-alarm rate of 1e-6 for both together.

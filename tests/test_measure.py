@@ -1,4 +1,4 @@
-"""Measured costs: there before the first step, kept on disk, and never a reason to fail."""
+"""Measured costs: available before the first step, kept on disk, and never a cause of failure."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from paceline.verifiers.match import Match
 
 
 class Machine:
-    """A clock for forwards: one second, and `row_s` for each further row, all of it `pace` times. drift: of `row_s` with each."""
+    """Simulated times of forwards: 1 s, and `row_s` per further row, all times `pace`. drift: factor on `row_s` per forward."""
 
     def __init__(self) -> None:
         self.row_s, self.pace, self.drift = 0.02, 1.0, 1.0
@@ -63,7 +63,7 @@ def test_forwards_by_rows_and_costly_drafts_are_measured(folder: Path) -> None:
     assert all(seconds > 0 for seconds in points.values())
     assert {depth for depth, _ in speculative.costs.drafts["model"].points} == {1, 3}
     assert {batch for _, batch in speculative.costs.drafts["model"].points} == {1, 4, 16}
-    # nothing of it stays behind
+    # the measurement leaves nothing in the caches
     assert speculative.cache.held_bytes == 0
     assert speculative.drafter.held_bytes == 0
 
@@ -83,14 +83,14 @@ def test_what_was_measured_is_read_at_the_next_start(folder: Path, machine: Mach
 
 
 def test_costs_measured_on_a_busy_machine_are_corrected_at_the_next_starts(folder: Path, machine: Machine) -> None:
-    """While it was busy a further row cost a third of the first one, and was measured so."""
+    """While the machine was busy, each further row cost 0.3 of the first one, and was measured so."""
     machine.row_s = 0.3
     measure.measure(pair(), 4096, "a")
     machine.row_s, machine.pace = 0.02, 5.0
     speculative = pair()
     measure.measure(speculative, 4096, "a")
     assert speculative.costs.curve(16) == pytest.approx(5.0 * 1.3)
-    # as a whole it may be faster or slower by now
+    # the machine as a whole may have become faster or slower
     machine.pace = 1.0
     machine.measured_rows.clear()
     speculative = pair()
@@ -181,7 +181,7 @@ def test_a_draft_model_of_a_smaller_vocabulary_is_measured_on_tokens_it_has(fold
 
 
 def test_the_costs_per_token_of_context_are_measured(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A second, 20 ms for each further row; for every token before them a microsecond, and 10 for every row that sees it."""
+    """1 s, and 20 ms per further row; per token of context 1 microsecond, and 10 more per row that attends to it."""
 
     def forward(self: measure.ModelForward, rows: int, batch: int = 1) -> float:
         tokens = self._context
@@ -189,7 +189,7 @@ def test_the_costs_per_token_of_context_are_measured(folder: Path, monkeypatch: 
 
     monkeypatch.setattr(measure.ModelForward, "__call__", forward)
     for _ in range(2):
-        # measured, then read
+        # measured the first time, then read from disk
         speculative = pair(cache=DenseTableCache)
         measure.measure(speculative, 4096, "a")
         curve = speculative.costs.curve
@@ -204,7 +204,7 @@ def test_the_costs_per_token_of_context_are_measured(folder: Path, monkeypatch: 
 def test_a_far_context_takes_little_memory(
     folder: Path, monkeypatch: pytest.MonkeyPatch, share: float, tokens: int | None
 ) -> None:
-    """share: what a near context of 127 + 48 tokens takes of four times what a far one may."""
+    """share: bytes of a near context of 127 + 48 tokens, as a share of four times the limit of a far one."""
     held: list[int] = []
     honest = measure.FarForward.__init__
 
@@ -224,13 +224,13 @@ def test_a_slow_machine_is_not_kept_waiting(folder: Path, monkeypatch: pytest.Mo
     measure.measure(speculative, 4096, "a")
     assert list(speculative.costs.curve.points) == [1, 2]
     assert {(depth, batch) for curve in speculative.costs.drafts.values() for depth, batch in curve.points} == {(1, 1), (3, 1)}, (
-        "but what a draft takes alone is measured, or it would be free"
+        "but the cost of a draft alone is measured, or it would count as free"
     )
 
 
 @pytest.fixture
 def once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Everything is measured once, and all of it, however busy the machine."""
+    """Measure everything, once, however busy the machine is."""
     monkeypatch.setattr(measure, "_REPEATS", 1)
     monkeypatch.setattr(measure, "_PATIENCE_S", inf)
 
@@ -239,7 +239,7 @@ SHORT = [torch.OutOfMemoryError, MemoryError, lambda: OutOfPages(2, 1, 16)]
 
 
 class Small(TableModel):
-    """On a device that has memory for so many rows of a step, and for so many sequences."""
+    """Runs out of memory above `most` rows of a step, or above `sequences` sequences."""
 
     def __init__(self, most: float, error: Callable[[], BaseException], sequences: float = inf) -> None:
         super().__init__(6)
@@ -262,7 +262,7 @@ def test_what_there_is_no_memory_for_is_left_out(
     assert max(speculative.costs.curve.points) == rows
     assert speculative.costs.drafts["model"].points
     assert speculative.drafter.held_bytes == 0
-    # another start may have more
+    # incomplete costs are not saved: another start may have more memory
     assert folder.exists() == (most == 127)
     model.most = inf
     measure.measure(speculative, 4096, "a")
@@ -298,7 +298,7 @@ def test_an_error_other_than_out_of_memory_is_raised_by_measuring(folder: Path) 
 
 
 def test_disturbed_timings_leave_a_curve_of_fastest_turns_that_never_falls() -> None:
-    """Every size is slow in some of its turns, one in all of them: more rows never take less, and the fastest turn counts."""
+    """Every size is slow in some turns, one size in all of them: the fastest turn counts, and more rows never take less time."""
     seen: dict[int, int] = {}
 
     def forward(rows: int) -> float:

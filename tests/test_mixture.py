@@ -1,4 +1,4 @@
-"""Mixtures: where there is room for one part's draft only, the likelier one is kept, whichever part came first."""
+"""Mixtures: where only one part's draft fits, the likelier one is kept, whichever part comes first."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_a_mixture_learns_to_show_the_part_whose_drafts_are_accepted(branching: 
 
 
 def test_a_policy_is_not_asked_about_sequences_without_room_for_drafts() -> None:
-    """As one that is to have a single token: it would be taken for one that was drafted for in vain."""
+    """Such as one limited to a single token: the policy would count it as drafted for without success."""
 
     class Noting(FixedPolicy):
         def budgets(self, drafter: DrafterInfo, sequences: Many[Sequence], trees: Many[DraftTree]) -> list[Budget]:
@@ -72,7 +72,7 @@ def test_a_policy_is_not_asked_about_sequences_without_room_for_drafts() -> None
 
 @pytest.mark.parametrize("drawn", [True, False])
 def test_drawn_trees_share_the_room_and_are_not_cut(drawn: bool) -> None:
-    """Which nodes of both went would depend on what was drawn; of others the likelier stay."""
+    """Pruning drawn trees would depend on the drawn tokens; of other trees the likelier nodes stay."""
 
     class Drawing(ChainDrafter):
         def __init__(self, model: TableModel, name: str) -> None:
@@ -114,7 +114,7 @@ def test_a_model_whose_context_is_full_is_not_asked() -> None:
 @pytest.mark.parametrize("rule", [Rejection(), Block(), MultiRound(Options())])
 @pytest.mark.parametrize("drawing_first", [False, True])
 def test_a_mixture_of_drawn_and_found_drafts_shows_one_part_with_its_proposals(rule: Verifier, drawing_first: bool) -> None:
-    """Beside others it would be point masses: so one of both is drafted, and which is settled before anything is drawn."""
+    """Beside others drawn tokens would count as point masses: only one part drafts, chosen before anything is drawn."""
 
     class Found(ChainDrafter):
         name = "found"
@@ -146,7 +146,7 @@ def test_a_mixture_of_drawn_and_found_drafts_shows_one_part_with_its_proposals(r
         assert outcome.tree.kind is (Proposal.IID if sources[-1] == "drawing" else Proposal.POINT)
         assert len(outcome.tree.proposals) == (2 if sources[-1] == "drawing" else 0)
         assert drawing.asked == asked + (sources[-1] == "drawing")
-    # whatever comes first in a spec, lookups are asked first
+    # lookups draft first, whatever the order in the spec
     assert (sources[0], sources[-1]) == ("found", "drawing")
 
 
@@ -158,7 +158,7 @@ def test_a_model_that_drew_badly_beside_lookups_can_come_back() -> None:
             return [DraftTree.chain(one.root, [2, 2], self.name, confidences=[0.5, 0.5]) for one in sequences]
 
     class Drawing(ChainDrafter):
-        """Draws what the target will choose, at last."""
+        """Draws tokens that the target chooses once `right` is set."""
 
         name, kinds, costly, right = "drawing", frozenset({Proposal.POINT, Proposal.IID}), True, False
 
@@ -203,7 +203,7 @@ def test_a_rule_that_reads_a_chain_is_shown_one(temperature: float, size: int) -
 
 
 def test_a_mixture_declares_whatever_one_of_its_drafters_may_propose_alone() -> None:
-    """Where only one of them finds anything, its tree is verified as it is: what a verifier keeps of it is told beforehand."""
+    """Where only one part finds anything, its tree is verified as it is, and the guarantee is reported beforehand."""
     model = TableModel(5)
     found, drawn = Right(model), Right(model)
     found.kinds, drawn.kinds = frozenset({Proposal.COUPLED}), frozenset({Proposal.IID})

@@ -1,6 +1,6 @@
-"""Teeth: every way of being lossy that we know of must be caught by a named check.
+"""Every lossy behaviour known to us must be caught by a named check.
 
-Each check passes on the code as it is and must fail on the mutants listed for it; a check that cannot see a fault proves
+Each check passes on the unchanged code and must fail on the mutants listed for it; a check that cannot see a fault proves
 nothing by passing.
 """
 
@@ -44,11 +44,11 @@ PROMPTS = [[1, 2, 3, 4, 0, 1, 2], [3, 3, 1], [4]]
 
 
 def equality() -> bool:
-    """Texts, tokens and reasons of a crowded engine equal the oracle's, for chains and trees, in both caches."""
+    """Texts, tokens and finish reasons of a crowded engine equal the oracle's, for chains and trees, in both caches."""
     try:
         return _equality()
     except (AssertionError, IndexError, ValueError):
-        # the engine's own guards, or no end in sight
+        # the code's own guards, or a run that does not end
         return False
 
 
@@ -79,7 +79,7 @@ def _answer(prompt: tuple[int, ...], params: str, seed: int) -> tuple[list[int],
 
 
 def oracle(prompt: tuple[int, ...], params: SamplingParams, seed: int) -> tuple[list[int], str, str]:
-    # a greedy answer does not depend on its seed, which is drawn afresh
+    # a greedy answer does not depend on its seed, which is random
     return _answer(prompt, params.model_dump_json(), seed if params.temperature else 0)
 
 
@@ -133,7 +133,7 @@ def test_a_mutant_is_caught(one: Mutant, check: str, monkeypatch: pytest.MonkeyP
 
 
 def test_every_check_has_mutants_enough() -> None:
-    """Those of the compiled code are listed by an import alone: they would be missed by nothing else."""
+    """Mutants of compiled code are listed only by an import; nothing else would show that they are missing."""
     assert len({one.name for one in MUTANTS}) == len(MUTANTS) >= 100
     found = Counter(check for one in MUTANTS for check in one.caught_by)
     assert found.keys() == CHECKS.keys()

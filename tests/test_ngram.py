@@ -1,4 +1,4 @@
-"""Prompt lookup: the grown index against its definition, a scan of the whole text; and what it holds, forgets and costs."""
+"""Prompt lookup: the incremental index against its definition, a scan of the whole text; and what it stores, drops and costs."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ OPTIONS = st.builds(
     st.integers(1, 9),
 )
 BUDGETS = st.builds(Budget, st.integers(0, 12), st.integers(0, 6))
-# few letters and long texts: most n-grams stand there several times
+# few different tokens and long texts: most n-grams occur several times
 TEXTS = st.lists(st.integers(0, 2), min_size=1, max_size=60)
 
 
 def matched(tokens: list[int], end: int, most: int) -> int:
-    """How many tokens before `end` are the last ones of the text, up to so many."""
+    """How many tokens before `end` equal the last tokens of the text, at most `most`."""
     length = 0
     while length < min(most, end) and tokens[end - length - 1] == tokens[len(tokens) - length - 1]:
         length += 1
@@ -57,8 +57,8 @@ def matched(tokens: list[int], end: int, most: int) -> int:
 
 
 def places(tokens: list[int], options: Options) -> list[tuple[int, int]]:
-    """The definition: (length, end) of the longest matches, the latest first. Of every length that is looked up only the latest
-    places count; behind them stands the majority of all places of the length that was looked up last."""
+    """The definition: (length, end) of the longest matches, the latest first. Of each indexed length only the latest places
+    count; after them comes the majority of all places of the last length looked up."""
     found: dict[int, int] = {}
     most: list[tuple[int, int]] = []
     for n in reversed(indexed(options.min, options.max)):
@@ -72,7 +72,7 @@ def places(tokens: list[int], options: Options) -> list[tuple[int, int]]:
 
 
 def majority(tokens: list[int], ends: list[int]) -> tuple[int, int]:
-    """The vote of Boyer and Moore over what followed these places, the oldest first: the latest that agrees, and its lead."""
+    """The Boyer-Moore majority of the tokens behind these places, the oldest first: its latest place, and its lead."""
     place = lead = 0
     for end in reversed(ends):
         if not lead or tokens[end] == tokens[place]:
@@ -83,7 +83,7 @@ def majority(tokens: list[int], ends: list[int]) -> tuple[int, int]:
 
 
 def votes(text: NgramIndex) -> list[tuple[int, int]]:
-    """(length, end) of the places that vote."""
+    """(length, end) of the places that the index lets vote."""
     weights, matches, ends = np.zeros(LOOKED_AT + 1), *np.zeros((2, LOOKED_AT + 1), np.int64)
     seen = np.empty((len(text.lengths) * LOOKED_AT, 2), np.int64)
     count = VOTED(text.text, text.size, text.lengths, text.tables, text.ends, seen, weights, matches, ends)
@@ -97,7 +97,7 @@ def last(text: NgramIndex) -> list[set[int]]:
 
 
 def held(text: NgramIndex) -> list[object]:
-    """All that is held of the tokens that something follows."""
+    """Everything stored about tokens that have a successor."""
     known = max(text.size - 1, 0)
     return [text.text[:known].tolist(), last(text), text.ends[:, :, : known + 1].tolist()]
 
@@ -116,7 +116,7 @@ def drafted(tokens: list[int], budget: Budget = Budget(64, 64), **options: int) 
 
 
 def paths(tree: DraftTree) -> list[list[int]]:
-    """The tokens of every branch, in the order in which their leaves were drafted."""
+    """The tokens of every branch, in the order of their leaves."""
     leaves = [node for node in range(len(tree)) if not tree.children[node]]
     return [[tree.tokens[node] for node in tree.path(leaf)] for leaf in leaves]
 
@@ -132,7 +132,7 @@ def test_a_grown_index_votes_as_a_scan_of_the_text_would(options: Options, promp
 
 
 def check(tree: DraftTree, tokens: list[int], options: Options, budget: Budget) -> None:
-    """Within its bounds, and nothing but continuations of places where the text's end stood before."""
+    """Within its bounds, and every branch is a continuation of an earlier occurrence of the text's end."""
     found, size = places(tokens, options), len(tokens)
     bound = budget.within(Budget(options.nodes, options.depth))
     assert len(tree) - 1 <= bound.nodes
@@ -144,7 +144,7 @@ def check(tree: DraftTree, tokens: list[int], options: Options, budget: Budget) 
     assert all(path in [one[: len(path)] for one in said] for path in branches if path)
     assert all(0.0 < confidence <= 1.0 for confidence in tree.confidences)
     if found and min(bound.nodes, bound.depth):
-        assert len(tree) > 1, "of few letters one is likely"
+        assert len(tree) > 1, "with few different tokens a continuation is likely"
 
 
 @given(OPTIONS, TEXTS)
@@ -168,7 +168,7 @@ def test_a_fork_cut_back_goes_on_as_if_it_had_never_seen_more(
     assert held(drafter._states[1]) == held(fresh._states[1])
     branch = sequence(1, [*text[:kept], *other])
     assert proposed(drafter, branch, drafter.budget) == drafted(branch.tokens, drafter.budget, **options.model_dump())
-    assert proposed(drafter, owner, drafter.budget) == before, "the sequence it came from is left alone"
+    assert proposed(drafter, owner, drafter.budget) == before, "the original sequence is unaffected"
 
 
 def test_a_short_beginning_takes_no_room_for_the_long_text_it_comes_from() -> None:
@@ -195,10 +195,10 @@ def test_a_released_sequence_holds_no_bytes_and_is_rebuilt_from_its_tokens() -> 
 
 
 def test_the_longest_match_goes_first() -> None:
-    # 2 3 was followed by 4 once, 3 alone by 5 twice and later
+    # 2 3 was followed by 4 once; 3 alone by 5, twice and later
     tree = drafted([1, 2, 3, 4, 8, 3, 5, 9, 3, 5, 7, 2, 3], depth=1)
     assert tree.tokens[1] == 4
-    assert 5 in tree.children[0], "and shorter matches stand behind it"
+    assert 5 in tree.children[0], "and continuations of shorter matches follow"
 
 
 def test_of_matches_of_one_length_what_they_say_most_often_goes_first_then_what_they_said_last() -> None:
@@ -215,7 +215,7 @@ def test_a_long_match_is_found_behind_any_number_of_later_short_ones() -> None:
 
 
 def test_what_followed_most_often_goes_before_what_followed_last() -> None:
-    """Sixty places say one thing, the six latest one other each."""
+    """One token follows at sixty places, another one at each of the six latest."""
     often = [token for filler in range(60) for token in (100 + filler, 1, 2, 3, 5)]
     late = [token for other in range(6) for token in (200 + other, 1, 2, 3, 6 + other)]
     tree = drafted([*often, *late, 300, 1, 2, 3])
@@ -274,7 +274,7 @@ def test_a_longer_match_drafts_further_and_is_held_likelier() -> None:
     assert 1 < sizes[0] < sizes[-1]
     first = [tree.confidences[1] for tree in trees]
     assert first == sorted(set(first))
-    assert all(list(tree.confidences[1:]) == sorted(tree.confidences[1:]) for tree in trees), "a match grows as it holds"
+    assert all(list(tree.confidences[1:]) == sorted(tree.confidences[1:]) for tree in trees), "a match grows as it continues"
 
 
 def test_nothing_is_drafted_behind_a_token_below_the_floor() -> None:
@@ -284,18 +284,18 @@ def test_nothing_is_drafted_behind_a_token_below_the_floor() -> None:
 
 
 def test_a_text_that_says_one_thing_over_and_over_holds_its_ngrams_once() -> None:
-    """Its ends still take a few bytes each; a list of them per n-gram could not be cut back."""
+    """Its ends still take a few bytes each; lists of them per n-gram could not be cut back."""
     short, long = NgramDrafter(Options()), NgramDrafter(Options())
     proposed(short, sequence(0, [1, 2] * 50), short.budget)
     proposed(long, sequence(0, [1, 2] * 5000), long.budget)
     assert sum(map(len, last(long._states[0]))) == sum(map(len, last(short._states[0]))) == 8
     assert long._states[0].tables.nbytes < 100_000
-    # at most twice what a token takes: itself, and three numbers for each of four lengths
+    # at most twice the size of a token: itself, and three numbers for each of four lengths
     assert long.held_bytes <= short.held_bytes + 100_000 + 2 * 9_900 * 4 * (1 + 3 * 4)
 
 
 def test_every_token_of_a_large_vocabulary_is_found_and_cut_back() -> None:
-    """Tables grow with the n-grams there are, and whatever shares a place in them is told apart."""
+    """Tables grow with the number of n-grams, and n-grams with the same slot are kept apart."""
     draw = Random(1)
     tokens = [draw.randrange(2**31 - 2) for _ in range(5000)]
     drafter = NgramDrafter(Options(min=1, max=1, matches=1, depth=1))
@@ -309,7 +309,7 @@ def test_every_token_of_a_large_vocabulary_is_found_and_cut_back() -> None:
 
 
 def test_a_proposal_reads_as_little_of_a_long_text_as_of_a_short_one() -> None:
-    """Counted, not timed: what is handed over of a text is what is new of it, and the token that it follows."""
+    """Counts reads instead of measuring time: only new tokens of a text are read, and the token before them."""
 
     class Counting(list[int]):
         read = 0
@@ -332,7 +332,7 @@ def test_a_proposal_reads_as_little_of_a_long_text_as_of_a_short_one() -> None:
 
 @pytest.mark.parametrize("cut", [None, 20])
 def test_a_sequence_interrupted_while_its_tokens_are_indexed_is_rebuilt(monkeypatch: pytest.MonkeyPatch, cut: int | None) -> None:
-    """A signal that comes while compiled code runs is raised when it returns, and the tables have grown by then."""
+    """A signal during compiled code is raised when it returns, after the tables have grown."""
     call, draw = Call.__call__, Random(0)
 
     def interrupt(self: Call) -> int:

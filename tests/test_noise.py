@@ -1,6 +1,6 @@
-"""Noise: the same numbers as a reference in Python integers, independent of batch and order, and Gumbel by every test.
+"""Noise: equal to a reference in Python integers, independent of batch and order, and Gumbel-distributed by several tests.
 
-Statistical tests run on fixed seeds, so they pass or fail for good; each would reject a true Gumbel once in a million draws
+Statistical tests use fixed seeds, so their result never changes; each would reject true Gumbel noise for one in a million draws
 of those seeds (FALSE_ALARM).
 """
 
@@ -35,7 +35,7 @@ def uniforms(seed: int, position: int, count: int) -> torch.Tensor:
 
 
 def chi_square_fits(counts: torch.Tensor) -> bool:
-    """All cells equally likely."""
+    """Tests that all cells are equally likely."""
     expected = float(counts.sum()) / counts.numel()
     statistic = ((counts.double() - expected) ** 2 / expected).sum()
     freedom = torch.tensor((counts.numel() - 1) / 2, dtype=torch.float64)
@@ -43,7 +43,7 @@ def chi_square_fits(counts: torch.Tensor) -> bool:
 
 
 def uniform_fits(values: torch.Tensor) -> bool:
-    """Kolmogorov and Smirnov, with the bound of Dvoretzky, Kiefer, Wolfowitz and Massart, exact at any size."""
+    """Kolmogorov-Smirnov test with the bound of Dvoretzky, Kiefer, Wolfowitz and Massart, valid at any size."""
     ordered, size = values.sort().values, values.numel()
     steps = torch.arange(size, dtype=torch.float64)
     distance = max(float((ordered - steps / size).max()), float(((steps + 1) / size - ordered).max()))
@@ -60,7 +60,7 @@ def test_the_tensor_hash_is_the_hash_in_plain_integers(seed: int, position: int,
 
 @given(st.integers(0, 2**64 - 1), st.integers(0, 2**24))
 def test_arrays_and_tensors_have_the_same_noise(seed: int, position: int) -> None:
-    """Both backends hash alike to the bit; their logarithms may differ in the last one of float64, which float32 hides."""
+    """Both backends compute identical hashes; their logarithms may differ in the last bit of float64, which float32 hides."""
     tokens = np.concatenate([np.arange(99), np.array([2**17, 2**31 - 1])])
     for ids in (tokens, tokens.astype(np.int32)):
         assert noise.hashed(seed, position, ids).dtype == np.int32
@@ -70,7 +70,7 @@ def test_arrays_and_tensors_have_the_same_noise(seed: int, position: int) -> Non
 
 
 def test_the_noise_is_pinned_down_for_ever() -> None:
-    """Seeds that users noted down must give the same text in every later version."""
+    """Seeds that users recorded must give the same text in every later version."""
     assert [hash32(0, 0, 0), hash32(1, 2, 3), hash32(2**64 - 1, 2**20, 2**31 - 1)] == PINNED
     got = [noise.hashed(s, p, torch.tensor([t])) for s, p, t in [(0, 0, 0), (1, 2, 3), (2**64 - 1, 2**20, 2**31 - 1)]]
     assert [int(word) % 2**32 for word in got] == PINNED
@@ -116,12 +116,12 @@ def test_neighbours_are_uncorrelated_across_tokens_positions_and_seeds(apart: in
     }
     for one, other in pairs.values():
         assert chi_square_fits(torch.bincount((one >> 28) * 16 + (other >> 28), minlength=256))
-        # and the ends of the words, where a weak mixer shows first
+        # and the low bits, where a weak mixer shows first
         assert chi_square_fits(torch.bincount((one & 15) * 16 + (other & 15), minlength=256))
 
 
 def test_a_seed_is_not_a_shifted_position() -> None:
-    """Were the key a sum of both, seed 1 would repeat seed 0 one position later."""
+    """If the key were the sum of both, seed 1 would repeat seed 0 one position later."""
     for shift in (1, 2):
         assert noise.key(shift, 5) != noise.key(0, 5 + shift)
     keys = {noise.key(seed, position) for seed in range(300) for position in range(300)}
@@ -150,8 +150,8 @@ def test_the_largest_of_noised_scores_is_drawn_from_their_softmax() -> None:
 
 
 def match_rate(target: torch.Tensor, draft: torch.Tensor) -> float:
-    """How often two distributions choose the same token by the same noise; float64 [V] each, all above 0. Daliri et al., Coupling
-    without Communication and Drafter-Invariant Speculative Decoding (arXiv:2408.07978)."""
+    """How often two distributions choose the same token with the same noise; float64 [V] each, all above 0. Daliri et al.,
+    Coupling without Communication and Drafter-Invariant Speculative Decoding (arXiv:2408.07978)."""
     larger = torch.maximum(target[None] / target[:, None], draft[None] / draft[:, None])
     return float((1.0 / larger.sum(-1)).sum())
 
@@ -197,7 +197,7 @@ def test_a_hash_below_the_ordinary_bound_brings_less_than_the_ordinary_noise(mon
 
 
 def shapes(size: int) -> dict[str, torch.Tensor]:
-    """Score rows of every temper."""
+    """Score rows of many kinds."""
     random = torch.randn(size, generator=torch.Generator().manual_seed(size))
     peaked = random.clone()
     peaked[size // 3] = 30.0
@@ -232,12 +232,12 @@ def test_the_shortcut_finds_what_full_evaluation_finds(size: int) -> None:
 
 @pytest.mark.parametrize("rare", [2**31 - 1, 2**31 - 2**26, 2**31 - 2**26 - 1])
 def test_the_shortcut_holds_where_one_token_draws_an_extreme_hash(monkeypatch: pytest.MonkeyPatch, rare: int) -> None:
-    """The last token wins by its noise alone, from as far below the others as that noise reaches."""
+    """The last token wins by its noise alone, from the largest distance that the noise can overcome."""
     true_hash, size = noise.hashed, 20_000
     last = size - 1
 
     def rigged(seed: int, position: int, tokens: torch.Tensor | np.ndarray) -> torch.Tensor | np.ndarray:
-        # ordinary tokens get low hashes, the last one the extreme
+        # ordinary tokens get low hashes, the last one the extreme hash
         words = true_hash(seed, position, tokens) // 4 - 2**30
         words[tokens == last] = rare
         return words
@@ -270,7 +270,7 @@ def test_noised_best_returns_nothing_where_a_score_is_not_a_number(size: int, pl
 
 
 def test_noise_at_a_large_vocabulary_is_cheap() -> None:
-    """Loose, for shared machines: the shortcut alone keeps a row of 152,000 tokens within a few milliseconds."""
+    """A loose bound, for shared machines: only the shortcut takes a few milliseconds for a row of 152,000 tokens."""
     scores = torch.randn(152_000, generator=torch.Generator().manual_seed(0)) * 3
     noise.noised_best(scores, 0, 0)
     began = time.perf_counter()

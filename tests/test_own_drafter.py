@@ -1,4 +1,4 @@
-"""The examples of docs/drafters.md, taken from it: its first drafter passes what every drafter must and describes itself."""
+"""The examples of docs/drafters.md, read from the page: its first drafter passes the tests of every drafter."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WAYS = [
 
 @pytest.fixture
 def spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A spec of the page's drafter, which is registered as the page says."""
+    """The spec of the page's first drafter, registered as the page describes."""
     source, row, *_ = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     found = re.fullmatch(r'"(\w+)": Row\("paceline\.drafters\.(\w+)", "([^"]+)"\),\n', row)
     assert found is not None
@@ -118,7 +118,7 @@ def test_a_file_that_holds_no_drafter_is_one_sentence(
     ],
 )
 def test_the_other_examples_are_lossless(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, draft: str, verify: str) -> None:
-    """What they draw and judge keeps the distribution, too; and some of their drafts are accepted."""
+    """They keep the distribution as well, and some of their drafts are accepted."""
     for source in re.findall(r"```python\n(\"\"\".*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL):
         name = source.removeprefix('"""').partition(":")[0].lower()
         (tmp_path / f"{name}.py").write_text(source, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Mistakes in drafters, rules and policies of one's own: each is one sentence that names the file, and the engine goes on."""
+"""Mistakes in users' own drafters, rules and policies: each gives one sentence that names the file, and the engine goes on."""
 
 from __future__ import annotations
 
@@ -220,7 +220,7 @@ Written = Callable[[str, str, str], dict[str, str]]
 
 @pytest.fixture
 def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Written:
-    """Writes a file with a mistake; what `use` is to be told of it."""
+    """Writes a file with a mistake; returns the arguments of `use` for it."""
     monkeypatch.chdir(tmp_path)
 
     def write(family: str, right: str, wrong: str) -> dict[str, str]:
@@ -233,7 +233,7 @@ def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Written:
 
 
 def said(error: PacelineError) -> str:
-    """Its sentence, which must be one that names the file."""
+    """The error's text, which must be one sentence that names the file."""
     assert str(error).startswith("'./mine.py'")
     assert "\n" not in str(error)
     return str(error)
@@ -289,7 +289,7 @@ def test_a_file_named_without_its_ending_is_refused_with_its_full_name(llm: LLM,
 
 
 def test_states_come_by_tree_and_node(llm: LLM, written: Written) -> None:
-    """What enters the first layer is the token itself, at the node where it stands."""
+    """The state entering the first layer is the token's embedding, so it must match the token of its node."""
     tapped = """name = "mine"
     seen = {}
 

@@ -1,4 +1,4 @@
-"""What requests share: who finds what in the cache, who waits for whom, what is kept and when it gives way."""
+"""Shared prefixes: which cached texts a request finds, when it waits for another, and which texts are kept or evicted."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def sharing(model: TableModel | None = None, drafter: Drafter | None = None, **l
 
 
 def ended(engine: Engine, prompt: Many[int], params: SamplingParams = SHORT, **options) -> Sequence:
-    """A request, served to its end with whatever else is in flight."""
+    """Serves a request to its end, together with others in flight."""
     sequence = engine.add(prompt, params, **options)
     while sequence.finish_reason is None:
         engine.step()
@@ -43,7 +43,7 @@ def drain(engine: Engine) -> None:
 
 
 def fed(model: WatchedModel) -> int:
-    """Committed tokens that forwards have read."""
+    """The number of committed tokens read by forwards."""
     return sum(segment.chain for step in model.steps for segment in step.segments)
 
 
@@ -69,7 +69,7 @@ def test_of_several_texts_the_longest_beginning_is_found() -> None:
 
 
 def test_nothing_is_shared_between_tenants() -> None:
-    """Equal tokens, and so equal hashes of any kind: only the tenant tells them apart."""
+    """The tokens are equal, and so are all hashes of them: only the tenant differs."""
     engine = sharing()
     ended(engine, PROMPT, tenant="a")
     running = engine.add(PROMPT, LONG, tenant="a")
@@ -109,12 +109,12 @@ def test_a_request_stops_waiting_for_a_shared_prompt_whose_reader_was_aborted() 
     engine.abort(first)
     engine.step()
     assert engine.scheduler.running == [second]
-    assert second.cached_tokens == 12, "it goes on from what was read of it"
+    assert second.cached_tokens == 12, "it continues from the part already read"
 
 
 @pytest.mark.parametrize("steps", [2, 12])
 def test_an_aborted_request_asked_again_finds_what_was_read_of_it(steps: int) -> None:
-    """In the midst of the prompt, and of the answer."""
+    """Aborted in the middle of the prompt, and of the answer."""
     model = WatchedModel(vocab_size=5)
     engine = sharing(model, drafter_of("merged", model), chunk=4)
     stopped = engine.add(PROMPT, LONG)
@@ -123,7 +123,7 @@ def test_an_aborted_request_asked_again_finds_what_was_read_of_it(steps: int) ->
     read = engine.speculative.cache.length(stopped.key)
     engine.abort(stopped)
     assert not engine.has_work
-    assert sum(map(len, spans(engine.prefixes._trees[""]))) == read, "and no more is known of it"
+    assert sum(map(len, spans(engine.prefixes._trees[""]))) == read, "the tree holds no more than that"
     again = ended(engine, PROMPT, LONG)
     assert again.cached_tokens == min(read, 29) > 0
     assert again.generated == ended(sharing(TableModel(5)), PROMPT, LONG).generated
@@ -160,7 +160,7 @@ def test_a_request_that_waits_for_a_shared_prompt_does_not_block_others() -> Non
 
 
 def copies(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Lengths of what is copied from now on."""
+    """Returns a list that collects the lengths of copied texts from now on."""
     seen, cache = [], engine.speculative.cache
     fork = cache.fork
 
@@ -232,7 +232,7 @@ def test_kept_texts_are_evicted_least_recently_used_first_before_any_preemption(
     drain(engine)
     assert not engine.scheduler.preemptions
     assert held(old.key) == 0
-    assert held(used.key) == 0, "its text lives on in the one that took it over"
+    assert held(used.key) == 0, "its text is now in the cache of the request that took it over"
     assert engine.prefixes.kept_tokens <= 120
     assert held(new.key) == 0 or ended(engine, [3, *PROMPT]).cached_tokens == 30
 
@@ -253,7 +253,7 @@ def test_an_aborted_text_gives_back_the_room_reserved_for_its_unread_rest() -> N
     reserved = cache.held_bytes
     engine.abort(long)
     assert cache.length(long.key) == 64
-    assert cache.held_bytes == reserved / 2, "128 slots, and not 256"
+    assert cache.held_bytes == reserved / 2, "128 slots instead of 256"
 
 
 def test_caches_hold_nothing_after_abort_all_and_forget() -> None:
@@ -298,7 +298,7 @@ def test_a_conversation_is_what_it_would_be_without_a_cache(kind: str, temperatu
         alone = ended(sharing(model, drafter_of(kind, model)), prompt, params)
         assert not turn or shared.cached_tokens
         assert (shared.generated, shared.finish_reason) == (alone.generated, alone.finish_reason)
-        # every other turn goes back and leaves out the end of the answer
+        # every other turn leaves out the end of the answer
         prompt = [*shared.tokens[: len(shared.tokens) - 3 * (turn % 2)], 4, turn % 5]
 
 
@@ -310,7 +310,7 @@ def test_a_drafters_shared_cache_holds_committed_tokens_only() -> None:
     engine.add(PROMPT, params.model_copy(update={"max_tokens": 60}))
     for turn in range(8):
         engine.step()
-        # from one in flight, with a draft in its cache, and from one that ended
+        # one request in flight, with a draft in its cache, and one that ended
         sequence = engine.add([*PROMPT, turn % 3], params)
         engine.step()
         assert sequence.cached_tokens
@@ -320,7 +320,7 @@ def test_a_drafters_shared_cache_holds_committed_tokens_only() -> None:
 
 
 def clean(drafter: ModelDrafter, sequence: Sequence) -> bool:
-    """What the drafter holds, its last draft aside, begins the text of its sequence."""
+    """The drafter's cached tokens, without its last draft, are a prefix of the sequence."""
     cache = drafter._cache
     assert isinstance(cache, RecordingCache)
     held = cache.slots.get(sequence.key, [])[: cache.length(sequence.key) - len(drafter._cached.get(sequence.key, []))]
@@ -344,7 +344,7 @@ def test_no_more_bytes_are_kept_than_there_is_room_for() -> None:
         assert engine.speculative.cache.held_bytes <= 2.5 * one
     assert engine.speculative.cache.held_bytes == 2 * one
     held = [engine.speculative.cache.length(each.key) > 0 for each in asked]
-    assert held == [False, False, False, False, True, True], "the oldest went"
+    assert held == [False, False, False, False, True, True], "the oldest were evicted"
 
 
 def test_bytes_that_drafters_hold_count_towards_the_limit_of_kept_texts() -> None:
@@ -376,7 +376,7 @@ def test_drafters_bytes_are_summed_once_per_ended_request(monkeypatch: pytest.Mo
         while engine.has_work:
             engine.step()
         if first == 2:
-            # three texts, and half of another
+            # three texts and a half
             engine.prefixes._most_bytes = engine.speculative.cache.held_bytes * 7 // 6
     assert len(engine.prefixes._ended) == 3
     assert len(counted) == 6

@@ -1,4 +1,4 @@
-"""Every drafter, on every cache: what is copied, taken over, waited for and preempted is the text of plain decoding."""
+"""Every drafter on every cache: texts copied, taken over, waited for or preempted equal plain decoding."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def engine_of(folder: Path, spec: str, store: str, limits: Limits) -> Engine:
 
 @cache
 def plain(folder: Path, prompt: tuple[int, ...], temperature: float, seed: int) -> list[int]:
-    """The answer of an engine that serves nobody else and has served nobody before."""
+    """The answer of a new engine that serves only this request."""
     engine = engine_of(folder, "none", "dense", ALONE)
     sequence = engine.add(prompt, params_of(temperature, seed))
     while engine.has_work:
@@ -54,7 +54,7 @@ def params_of(temperature: float, seed: int) -> SamplingParams:
 
 
 def served(engine: Engine, asked: list[tuple[list[int], SamplingParams]], references: list[list[int]]) -> list[Sequence]:
-    """All at once; the first is left in the middle, and so are those that wait for its prompt."""
+    """Serves all at once; a first request, whose prompt others wait for, is aborted on the way."""
     left = engine.add(asked[0][0], asked[0][1])
     sequences = [engine.add(*one, reference=like) for one, like in zip(asked, references, strict=True)]
     for _ in range(3):
@@ -77,7 +77,7 @@ def test_shared_prefixes_keep_the_text_of_plain_decoding(folder: Path, spec: str
         return
     engine = engine_of(folder, spec, store, CROWDED)
     some = prompts()[3:5]
-    # choices of one prompt, then prompts that go on from the answers, or from the middle of one
+    # choices of one prompt; then prompts that continue an answer, or part of one
     first = [(prompt, params_of(temperature, seed)) for prompt in some for seed in (1, 2, 3)]
     answers = [plain(folder, tuple(prompt), temperature, one.seed or 0) for prompt, one in first]
     then = [
@@ -98,7 +98,7 @@ def test_shared_prefixes_keep_the_text_of_plain_decoding(folder: Path, spec: str
 
 
 def test_writing_a_shared_page_in_place_is_caught_by_the_test_of_texts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pages may be shared in the middle: without this nothing says that the test above shares one and goes on in it."""
+    """Pages can be shared partly: this shows that the test above writes behind a shared part of a page."""
     monkeypatch.setattr(PagePool, "shared", lambda self, page: False)
     with pytest.raises(AssertionError):
         test_shared_prefixes_keep_the_text_of_plain_decoding(folder, *PAGED[-1])

@@ -14,7 +14,7 @@ from paceline.engine.scheduler import Limits
 from paceline.sequence import Sequence
 
 LONGEST_WAIT = 600
-"""Steps: far more than those who wait, at most six, and those in flight would take one after another."""
+"""Steps: far more than the requests waiting (at most six) and in flight would take one after another."""
 
 
 class Requests(RuleBasedStateMachine):
@@ -39,7 +39,7 @@ class Requests(RuleBasedStateMachine):
     @precondition(lambda self: self.crowd.lives)
     @rule()
     def add_its_like(self) -> None:
-        """Another choice of the latest prompt."""
+        """Adds another choice of the latest prompt."""
         last = list(self.crowd.lives.values())[-1].sequence
         self.crowd.admit(last.prompt, last.params.model_copy(update={"seed": last.seed + 1}), last.tenant, last.priority)
 
@@ -67,7 +67,7 @@ class Requests(RuleBasedStateMachine):
     @precondition(lambda self: len(self.crowd.engine.scheduler.running) > 1)
     @rule()
     def preempt(self) -> None:
-        """As if the room had run out."""
+        """Preempts as if the cache were full."""
         scheduler = self.crowd.engine.scheduler
         first = min(scheduler.running, key=lambda one: (one.key not in scheduler._overdue, one.priority, one.key))
         limits, scheduler.limits = scheduler.limits, Limits(cache_tokens=1)

@@ -1,4 +1,4 @@
-"""The packed linear layer: the numbers of the plain one, and the same numbers for a row whatever rides beside it."""
+"""The packed linear layer: equal to the plain one, and the same values for a row in any batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The radix tree says what a comparison of every text with every other would say, and holds no more than it must."""
+"""The radix tree gives the results of comparing all texts, and stores every shared token once."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def common(one: list[int], other: list[int]) -> int:
 
 
 def spans(tree: RadixTree) -> Iterator[tuple[int, ...]]:
-    """The stretches that the texts share or have alone."""
+    """The token spans of all nodes: shared by texts, or of one text alone."""
     left = list(tree._top.children.values())
     while left:
         node = left.pop()
@@ -47,7 +47,7 @@ def test_a_radix_tree_finds_what_a_list_of_texts_finds_after_any_actions(
         assert len(tree) == len(texts)
         beginnings = {tuple(text[:length]) for text in texts.values() for length in range(1, len(text) + 1)}
         held = list(spans(tree))
-        # every token that differs is held once, and a stretch ends only where a text does or where two part
+        # every distinct prefix token is stored once, and a span ends only where a text ends or where two texts part
         assert sum(map(len, held)) == len(beginnings)
         assert len(held) <= max(2 * len(texts) - 1, 0)
     found = tree.alike(asked)
@@ -59,7 +59,7 @@ def test_a_radix_tree_finds_what_a_list_of_texts_finds_after_any_actions(
 
 
 def interrupted(action: Callable[[], object], line: int) -> bool:
-    """Interrupt an action at the `line`-th line of the tree's code that it comes to; whether it came so far."""
+    """Interrupts an action at the `line`-th executed line of the tree's code; returns whether it got that far."""
     left = [line]
 
     def trace(frame: FrameType, event: str, argument: Any) -> Any:
@@ -83,7 +83,7 @@ def interrupted(action: Callable[[], object], line: int) -> bool:
 
 
 def shape(tree: RadixTree) -> tuple[int, int, object]:
-    """How many texts and tokens it holds, and who begins as one text does, and how far; a stretch may be in two parts."""
+    """The numbers of texts and tokens, and which texts share how much of a given one; the split into spans may vary."""
     found = tree.alike([1, 2, 3, 4, 5])
     return len(tree), sum(map(len, spans(tree))), {frozenset(keys): length for length, keys in reversed(found)}
 

@@ -1,4 +1,4 @@
-"""Two small real checkpoints that nobody here made: equality with transformers, and acceptance rates known from elsewhere."""
+"""Two small real checkpoints of others: equality with transformers, and acceptance rates measured by others."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_a_draft_stops_at_the_end_of_its_own_context_and_never_fails() -> None:
 
 
 def within(count: int, total: int, share: float) -> bool:
-    """Three standard errors."""
+    """Whether the share deviates by less than three standard errors."""
     return abs(count / total - share) < 3 * sqrt(share * (1 - share) / total)
 
 
@@ -93,7 +93,7 @@ def sampled_texts(openings: list[list[int]], max_tokens: int) -> list[tuple[list
 
 
 def test_depth_one_acceptance_of_coupled_draws_is_what_others_measured() -> None:
-    """0.633 at temperature 1, over 5,000 and more positions of text sampled from the target from its very beginning."""
+    """0.633 at temperature 1, over at least 5,000 positions of text sampled from the target from the very first token."""
     target, draft = load_model(TARGET), load_model(DRAFT)
     same, total = 0, 0
     for tokens, one in sampled_texts([[1]] * 32, 240):
@@ -102,7 +102,7 @@ def test_depth_one_acceptance_of_coupled_draws_is_what_others_measured() -> None
         for at in range(1, len(tokens)):
             context = Context(Sequence(0, tuple(tokens[:at]), sampled, one.seed))
             chosen = [choose(logits[at - 1][None], [context])[0] for logits in rows]
-            assert chosen[0] == tokens[at], "the target's own choice is the text"
+            assert chosen[0] == tokens[at], "the target chooses the token of the text"
             same += chosen[0] == chosen[1]
         total += len(tokens) - 1
     print(f"coupled {same / total:.4f} of {total}")
@@ -112,10 +112,10 @@ def test_depth_one_acceptance_of_coupled_draws_is_what_others_measured() -> None
 
 @pytest.mark.skipif(not STORIES.exists(), reason=WHY)
 def test_depth_one_acceptance_of_greedy_drafts_is_what_others_measured() -> None:
-    """0.590, over 5,000 and more positions that continue the openings of real stories.
+    """0.590, over at least 5,000 positions that continue the openings of real stories.
 
     The text matters here: in the first twenty tokens after the start both models recite the same formula (0.84), and past its
-    own 256 tokens of context the draft knows nothing (below 0.2).
+    own 256 tokens of context the draft is useless (below 0.2).
     """
     target, draft, tokenizer = load_model(TARGET), load_model(DRAFT), Tokenizer(TARGET)
     stories = STORIES.read_text(encoding="utf-8").split("<|endoftext|>")[1:65]

@@ -1,4 +1,4 @@
-"""The registries: every row is a real module that can be built and that says what it is."""
+"""The registries: every row names a module that can be built and that describes itself."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_every_row_names_a_module_that_describes_itself(family: str, name: str) 
 
 @pytest.mark.parametrize("family", ["drafters", "verifiers", "policies"])
 def test_every_file_of_methods_has_a_row(family: str) -> None:
-    """Or nobody could name what it holds. base, merge: what methods are made from, and what mixes them."""
+    """Without a row a method cannot be named. base, merge: base classes, and the mixture of drafters."""
     folder = Path(registry_file).parent / family
     files = {file.stem for file in folder.glob("*.py")} - {"__init__", "base", "merge"}
     assert {f"paceline.{family}.{name}" for name in files} == {row.module for row in FAMILIES[family].values()}
@@ -67,19 +67,19 @@ def test_the_proposals_a_drafter_declares_are_kinds_there_are(name: str) -> None
 
 
 def classes(name: str) -> list[type[Drafter]]:
-    """The drafters that a method's module defines."""
+    """The drafter classes defined in a method's module."""
     module = DRAFTERS[name].load()
     found = [kind for kind in vars(module).values() if isinstance(kind, type) and issubclass(kind, Drafter)]
     return [kind for kind in found if kind.__module__ == module.__name__]
 
 
 def built(name: str) -> list[Drafter]:
-    """A method's examples, as every rule that can use them would have them; none of one that needs a file."""
+    """A method's examples, built for every rule that can use them; none for a method that needs a file."""
     tokenizer, found = FakeTokenizer.of_letters(7), []
     for example in DRAFTERS[name].examples:
         for rule in (build_verifier(row.example) for row in VERIFIERS.values()):
             around = Surroundings(TableModel(7), tokenizer, lambda path: (TableModel(7), tokenizer), rule.prefers)  # pyright: ignore[reportArgumentType, reportReturnType]
-            # a dynamic tree is refused to rules that want draws
+            # a dynamic tree is refused for rules that want drawn tokens
             with suppress(SpecError):
                 found.append(build_drafter(example.format(draft="x"), around))
     return found
@@ -96,7 +96,7 @@ def test_the_kinds_a_drafter_lists_are_those_it_is_built_with(name: str) -> None
 
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_the_branching_a_drafter_lists_is_what_its_class_declares(name: str) -> None:
-    """The first word is what a target must be able to do; options that `TREE with` names are refused where they would be cut."""
+    """The first word is what a target must support; options named after `TREE with` are refused for other targets."""
     row = next(row for row in described(DRAFTERS) if row["name"] == name)
     first, *more = row["branching"].replace(",", "").replace(";", "").split()
     assert {kind.branching for kind in classes(name)} == {Branching[first]}
@@ -112,7 +112,7 @@ def test_a_rules_listed_exactness_is_what_its_class_and_docstring_declare(name: 
     kept = {*row["kinds"].values()} or {"none"}
     assert {row["exactness"].split()[0].rstrip(":")} == kept
     assert row["lossless"] == ("no" if kept == {"none"} else "yes")
-    # so does the module, to whoever reads it
+    # the module's docstring states it too
     doc = VERIFIERS[name].load().__doc__ or ""
     assert f"\nExactness: {next(iter(kept))}" in doc
     assert f"\nLossless: {row['lossless']}" in doc

@@ -31,7 +31,7 @@ def test_policy_costs_and_scheduler_hold_nothing_of_ended_requests() -> None:
     engine.forget()
     learnt, values = policy.acceptance, policy._lookup_values._values
     told = (learnt._requests, learnt._open, *policy.costs.read.values(), *values.values())
-    assert policy.costs.read, "drafters were asked"
+    assert policy.costs.read, "drafters were measured"
     assert not any(told)
     scheduler = engine.scheduler
     assert not any((scheduler._waited, scheduler._reached, scheduler._overdue, scheduler._came, len(scheduler._shares)))
@@ -52,11 +52,11 @@ def test_accepted_tokens_count_though_a_stop_cuts_the_answer(monkeypatch: pytest
     one = engine.add([1, 2, 3], PARAMS)
     engine.step()
     assert one.speculation.emitted_tokens == 1
-    assert one.speculation.accepted_tokens > 1, "a rule is not told worse of for a stop"
+    assert one.speculation.accepted_tokens > 1, "a stop does not lower the verifier's acceptance"
 
 
 def test_a_draft_is_not_kept_of_an_answer_that_a_stop_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its text is kept for others to begin with; what it was drafted from may be many times as large."""
+    """The text is kept for later requests with the same prefix; the data recorded about the draft may be many times as large."""
     model = TableModel(5)
     engine = engine_of(model, ChainDrafter(model, depth=5), Limits(shortest_prefix=1))
     monkeypatch.setattr(engine.stops, "cut", lambda sequence, verdict: verdict.cut(1, "stop"))

@@ -1,4 +1,4 @@
-"""Sampling: every transform against a naive one in plain Python, in the documented order, per node with its ancestors."""
+"""Sampling: every transform against a naive version in plain Python, in the documented order, per node with its ancestors."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def logits_of(seed: int, size: int = SIZE, sharpness: float = 2.0) -> torch.Tens
 
 
 def test_a_row_may_lack_tokens_that_a_request_names() -> None:
-    """Draft models of a family may round their vocabulary lower than the target does."""
+    """Draft models of a family may pad their vocabulary less than the target."""
     params = SamplingParams(logit_bias={1: 2.0, SIZE + 3: 5.0}, min_tokens=4, repetition_penalty=1.3, frequency_penalty=0.4)
     full, short = logits_of(1, SIZE + 8), logits_of(1, SIZE + 8)[:SIZE]
     where = context(params, (0, 1, SIZE + 1), (4, SIZE + 2), (SIZE + 2, SIZE + 4, 1), stop_ids=(2, SIZE + 5))
@@ -106,12 +106,12 @@ def test_the_logits_handed_in_stay_as_they_were() -> None:
 @pytest.mark.parametrize(
     ("first", "second", "row", "survivors"),
     [
-        # temperature before top-p: at 0.25 the first token alone holds 0.9, at 1 it takes two
+        # temperature before top-p: at 0.25 the first token alone holds 0.9, at 1 it takes two tokens
         ({"temperature": 0.25}, {"top_p": 0.9}, [2.0, 1.0, 0.0], {0}),
         ({"temperature": 1.0}, {"top_p": 0.9}, [2.0, 1.0, 0.0], {0, 1}),
-        # top-k before top-p: of the two that top-k leaves, the first holds 0.6 of the mass
+        # top-k before top-p: of the two tokens left by top-k, the first holds 0.6 of the mass
         ({"temperature": 1.0, "top_k": 2}, {"top_p": 0.55}, [0.5, 0.1, 0.0, 0.0], {0}),
-        # top-p before min-p: both look at the same maximum, and the smaller set wins
+        # top-p before min-p: both use the same maximum, and the smaller set remains
         ({"temperature": 1.0, "top_p": 0.99}, {"min_p": 0.5}, [2.0, 1.5, 0.0], {0, 1}),
         # bias before penalty: a token biased above zero is divided, not multiplied
         ({"temperature": 1.0, "logit_bias": {0: 4.0}}, {"repetition_penalty": 4.0, "top_k": 1}, [-1.0, 0.5, 0.0], {0}),
@@ -130,7 +130,7 @@ def test_penalties_count_drafted_tokens_one_by_one() -> None:
     scores = target_scores(torch.zeros(SIZE), context(params, generated=[2, 2], ancestors=[2, 7]))
     assert scores[2] == pytest.approx(-0.25 - 0.5 * 3)
     assert scores[7] == pytest.approx(-0.25 - 0.5)
-    assert scores[0] == 0  # the prompt counts for repetition only
+    assert scores[0] == 0  # prompt tokens count for repetition only
 
 
 def test_nothing_may_stop_the_text_before_min_tokens_not_even_inside_a_draft() -> None:

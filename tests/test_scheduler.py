@@ -1,4 +1,4 @@
-"""Many requests over time: whatever is added, aborted and preempted, each ends once, with the text it has alone."""
+"""Many requests over time: however they are added, aborted and preempted, each ends once, with the text it has alone."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_a_short_prompt_does_not_wait_for_a_long_one() -> None:
     while long.finish_reason is None:
         engine.step()
         steps += 1
-    # the first of all keeps three quarters of every step
+    # the first request in the queue gets three quarters of every step
     assert steps <= 160 / 12 + 2
     assert (longer.finish_reason, late.finish_reason) == (None, None)
 
@@ -113,7 +113,7 @@ def test_a_stream_of_newcomers_starves_nobody() -> None:
 
 
 def kept_busy(engine: Engine, others: Callable[[], object], steps: int, until: Sequence) -> int:
-    """Steps until a sequence ends while `others` keeps requests coming."""
+    """The number of steps until a sequence ends while `others` adds requests."""
     for taken in range(steps):
         others()
         engine.step()
@@ -131,7 +131,7 @@ def test_urgent_requests_are_preempted_last() -> None:
     order = []
     while not engine.scheduler.preemptions:
         order += [progress.sequence for progress in engine.step() if progress.finished]
-    assert engine.scheduler.running == [calm, urgent], "the least urgent gives its place up, though it is the oldest"
+    assert engine.scheduler.running == [calm, urgent], "the least urgent request is preempted, though it is the oldest"
     while engine.has_work:
         order += [progress.sequence for progress in engine.step() if progress.finished]
     assert order[0] == calm
@@ -171,7 +171,7 @@ def test_a_payer_is_charged_for_what_was_fed_and_for_no_token_twice() -> None:
         engine.step()
         charged.append(scheduler._shares["a"])
     assert charged == [8, 16, 20, 21, 22]
-    # its place is given up, and what it said is read anew
+    # the request is preempted, and its text is read again
     scheduler.running.remove(one)
     engine.prefixes.release(one)
     scheduler._queue(one)
@@ -202,8 +202,8 @@ def test_an_overdue_request_is_admitted_before_more_urgent_ones() -> None:
         if len(engine.scheduler.waiting) < 4:
             urgent.append(engine.add([2] * 5, SamplingParams(max_tokens=9, ignore_eos=True), priority=-9))
 
-    assert kept_busy(engine, more, 1000, patient) > 256, "the urgent do come first"
-    # and once it was let in nobody more urgent took its place
+    assert kept_busy(engine, more, 1000, patient) > 256, "urgent requests come first"
+    # and once admitted it was not preempted for more urgent ones
     assert patient.generated_tokens == 12
 
 
@@ -223,10 +223,10 @@ def test_an_admission_leaves_room_for_the_answers_of_running_requests() -> None:
     engine = engine_of(TableModel(5), limits=Limits(batch=4, chunk=200, cache_tokens=160, shortest_prefix=1_000))
     params = SamplingParams(max_tokens=8, ignore_eos=True)
     first = engine.add([1] * 100, params)
-    # one part in 16 is 10
+    # a sixteenth of the cache, 10 tokens, is left free
     second, third = engine.add([2] * 51, params), engine.add([3], params)
     engine.step()
-    assert engine.scheduler.running == [first], "and nobody smaller goes before the next"
+    assert engine.scheduler.running == [first], "no smaller request overtakes the next one"
     while second.finish_reason is None or third.finish_reason is None:
         engine.step()
     alone = engine.add([4] * 158, SamplingParams(max_tokens=1))
@@ -237,7 +237,7 @@ def test_an_admission_leaves_room_for_the_answers_of_running_requests() -> None:
 
 
 def scarce(engine: Engine) -> tuple[Sequence, list[Sequence]]:
-    """A calm request that is let in at once, and urgent ones beside it until it must give its place up."""
+    """A calm request that is admitted at once, and urgent ones added until it is preempted."""
     params = SamplingParams(max_tokens=400, ignore_eos=True)
     calm = engine.add([1] * 4, params, priority=5)
     for _ in range(300):
@@ -258,14 +258,14 @@ def test_a_preempted_request_has_not_waited_while_it_ran() -> None:
     urgent = engine.add([3] * 80, SamplingParams(max_tokens=400, ignore_eos=True), priority=-5)
     while engine.scheduler.preemptions < 2:
         engine.step()
-    assert engine.scheduler.running == [urgent], "it came long ago, and yet the urgent come first"
+    assert engine.scheduler.running == [urgent], "the calm request came long ago, yet urgent ones come first"
 
 
 def test_the_waits_of_a_request_preempted_repeatedly_add_up() -> None:
     engine = engine_of(TableModel(5), limits=Limits(batch=2, chunk=500, cache_tokens=450))
     calm, others = scarce(engine)
     for number in range(2):
-        # less than it takes to be overdue, each time
+        # too short to become overdue, each time
         for _ in range(150):
             engine.step()
         assert calm in engine.scheduler.waiting
@@ -281,7 +281,7 @@ def test_the_waits_of_a_request_preempted_repeatedly_add_up() -> None:
 
 
 def test_an_overdue_request_behind_one_that_waited_briefly_is_found() -> None:
-    """What was preempted stands before those that came after it, some of which have waited longer."""
+    """A preempted request is queued before those that came after it, some of which have waited longer."""
     engine = engine_of(TableModel(5), limits=Limits(batch=2, chunk=500, cache_tokens=450))
     params = SamplingParams(max_tokens=9, ignore_eos=True)
     first, second = engine.add([1] * 4, params, priority=9), engine.add([2] * 4, params, priority=9)
@@ -301,7 +301,7 @@ def test_a_tenant_that_returns_has_saved_up_no_share() -> None:
     shares.charge("b", 50)
     shares.leave("b")
     shares.enter("b")
-    assert shares["b"] == 150, "nor is anything forgiven"
+    assert shares["b"] == 150, "nothing is forgiven either"
     for tenant in ("a", "b"):
         shares.leave(tenant)
     assert len(shares) == 0
@@ -333,7 +333,7 @@ def test_no_draft_is_asked_for_past_the_last_token_that_may_come() -> None:
         ((sequence, _),) = served(engine, [([1] * prompt, params)])
         last = min(prompt + params.max_tokens, 30) - 1
         assert len(sequence.tokens) == last + 1
-        # the last token is chosen, never fed
+        # the last token is chosen but never fed
         assert max(int(step.positions.max()) for step in model.steps) < last
 
 

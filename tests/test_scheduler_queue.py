@@ -1,4 +1,4 @@
-"""The order of waiting and of running requests, and how much work it takes to find."""
+"""The order of waiting and running requests, and the work it takes to find it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from serving import engine_of
 
 @pytest.mark.parametrize("seed", range(6))
 def test_waiting_requests_are_admitted_in_the_order_of_their_rank(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever came, was preempted, overdue, aborted or left waiting for a prompt."""
+    """Among requests that are new, preempted, overdue, aborted or waiting for a shared prompt."""
     monkeypatch.setattr(scheduling, "_PATIENCE_STEPS", 8)
     crowd = Crowd("none", Limits(batch=3, chunk=4, cache_tokens=40), Random(seed))
     scheduler, kinds, overdue = crowd.engine.scheduler, 0, 0
@@ -42,7 +42,7 @@ def test_waiting_requests_are_admitted_in_the_order_of_their_rank(seed: int, mon
 
 
 def ranked(scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Keys of sequences whose rank is asked for from now on."""
+    """Returns a list that collects the keys of sequences ranked from now on."""
     seen, rank = [], scheduler._rank
 
     def watched(sequence: Sequence) -> Any:
@@ -62,7 +62,7 @@ def test_a_long_queue_is_not_looked_through(payers: int, monkeypatch: pytest.Mon
     for _ in range(20):
         engine.step()
     assert 900 < len(engine.scheduler.waiting) < 970
-    # two are let in with every step, and put in order where they read a prompt
+    # two requests are admitted in every step, and ranked while they read their prompt
     assert len(seen) <= 20 * 2 * (payers + 1)
 
 

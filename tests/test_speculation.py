@@ -1,4 +1,4 @@
-"""Speculation: what is counted of a sequence's steps, by the depth that was drafted and accepted."""
+"""Speculation: counts over a sequence's steps, by drafted and accepted depth."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ def test_counts_of_several_answers_add_up_and_can_be_saved() -> None:
     both = sum([one, other])
     assert (both.steps, both.predicted_tokens) == (5, 3.5)
     assert (both.drafted_by_depth, both.accepted_by_depth) == ([3, 2], [2, 1])
-    assert (one.drafted_to, other.accepted_to) == ({2: 1}, {2: 1, 0: 1}), "neither of them changes"
+    assert (one.drafted_to, other.accepted_to) == ({2: 1}, {2: 1, 0: 1}), "the summands do not change"
     assert Speculation(**asdict(both)) == both
     assert json.loads(json.dumps(asdict(both)))["steps"] == 5
 
 
 def test_a_recomputed_token_of_the_answer_is_not_counted_as_a_prompt_row() -> None:
-    """A model that cannot take a token back feeds a refused draft's root once more, and would seem to read for ever."""
+    """A model that cannot remove a token feeds the root of a rejected draft again, which would count as reading a prompt."""
     one = Sequence(0, (1, 2, 3), SamplingParams(), 0)
     assert Work(one, 0, 2, NOTHING).rows == 2
     assert Work(one, 0, 3, NOTHING).rows == 3
     one.commit((4, 5), ())
     assert Work(one, 4, 1, NOTHING).rows == Work(one, 3, 2, NOTHING).rows == 1
-    assert Work(one, 0, 5, NOTHING).rows == 5, "of one that was preempted all is read again"
+    assert Work(one, 0, 5, NOTHING).rows == 5, "a preempted sequence reads all of it again"

@@ -47,7 +47,7 @@ def fed(
     *,
     streamed: bool = True,
 ) -> tuple[list[int], str, str | None, list[str]]:
-    """Tokens in verdicts of the given sizes, as accepted paths: what was committed, the text, why it ended, all views."""
+    """Cuts tokens in verdicts of the given sizes, all accepted: returns committed tokens, text, finish reason, all views."""
     stops, sequence = checker(params, tokenizer=tokenizer, streamed=streamed)
     shown, at, turn = [], 0, 0
     while at < len(tokens) and sequence.finish_reason is None:
@@ -136,7 +136,7 @@ def test_a_text_that_nobody_reads_before_its_end_is_the_same_text(
     if told[2] is not None:
         assert waited[:3] == told[:3]
     if not stops:
-        # before its end nothing of it is told, and nothing is decoded
+        # without stop strings nothing is shown and nothing is decoded before the end
         assert set(waited[3][:-1] if waited[2] else waited[3]) <= {""}
 
 
@@ -183,7 +183,7 @@ def test_the_text_and_its_stop_do_not_depend_on_the_split_into_steps(
 def test_long_runs_of_bytes_are_the_same_text_in_any_steps(
     tokenizer: FakeTokenizer, parts: list[bytes], sizes: list[int]
 ) -> None:
-    """Byte fallback spoils a run while its last character is unfinished, however many of it are whole."""
+    """Byte fallback replaces a whole run of bytes while its last character is incomplete, even if the others are complete."""
     tokens = list(b"".join(parts))[: LONGEST - 2]
     params = SamplingParams(max_tokens=len(tokens) + 1)
     one_by_one, at_will = (fed(tokens, steps, params, tokenizer) for steps in ([1], sizes))
@@ -195,7 +195,7 @@ def test_long_runs_of_bytes_are_the_same_text_in_any_steps(
 
 
 class Fallback:
-    """The real thing: SentencePiece's byte fallback, as the tokenizers library decodes it. Ids 0 to 255 are the bytes."""
+    """SentencePiece's real byte fallback, as the tokenizers library decodes it. Ids 0 to 255 are the bytes."""
 
     words = ("\u2581the", "\u2581", "a", "\u00e9", "</s>", "<s>")
 
@@ -271,7 +271,7 @@ def streamed(tokens: list[int], tokenizer: FakeTokenizer) -> tuple[list[str], st
 @given(text=TEXTS)
 @example(text="日本語です。")
 def test_a_stream_of_bytes_adds_up_to_the_text(tokenizer: FakeTokenizer, text: str) -> None:
-    # tokens that end inside a character are unknown to tokenizers with byte fallback
+    # FALLBACK does not have the tokens that end inside a character
     for tokens in [list(text.encode())] + [BYTES.encode(text)] * (tokenizer is not FALLBACK):
         views, final = streamed(tokens, tokenizer)
         assert final == tokenizer.decode(tokens)
@@ -283,7 +283,7 @@ def test_a_stream_of_bytes_adds_up_to_the_text(tokenizer: FakeTokenizer, text: s
 @given(tokens=RAW)
 @settings(max_examples=600)
 def test_broken_bytes_stream_as_they_decode(tokenizer: FakeTokenizer, tokens: list[int]) -> None:
-    """Lone continuation bytes, characters cut short, bytes that no text holds, tokens that end inside a character."""
+    """Lone continuation bytes, truncated characters, invalid bytes, tokens that end inside a character."""
     views, final = streamed(tokens, tokenizer)
     assert final == tokenizer.decode(tokens)
     for view, later in pairwise([*views, final]):
@@ -351,13 +351,13 @@ def test_what_is_shown_only_grows_and_never_holds_the_start_of_a_stop(text: str,
     begins = [text.find(stop) for stop in stops if stop in text]
     assert stream.stopped == bool(begins)
     if begins:
-        # the stop that is complete first ends the text; among those that end together the longest
+        # the stop completed first ends the text; of several completed together, the longest
         ends = min(text.find(stop) + len(stop) for stop in stops if stop in text)
         assert stream.text == text[: min(ends - len(stop) for stop in stops if text[:ends].endswith(stop))]
 
 
 def looked_back(text: str, stops: list[str]) -> tuple[str, str | None, str]:
-    """A text as its stops cut it, the one that did, and what may be shown, from what they mean: found by looking at all of it."""
+    """The expected text, its stop string and the text that may be shown, found by searching the whole text."""
     found = [(text.find(stop), len(stop), stop) for stop in stops if stop in text]
     if found:
         at, _, stop = min(found)
@@ -384,7 +384,7 @@ def test_stop_strings_are_found_as_by_looking_at_the_whole_text(pieces: list[str
 
 
 def test_no_stop_string_has_the_text_looked_through_again_and_again() -> None:
-    """Those that nearly begin at every character of the answer, as long and as many as there may be."""
+    """Uses the most and longest stop strings allowed, each nearly matching at every character."""
     stream = TextStream(BYTES, tuple("a" + "c" * 1022 + chr(33 + at) for at in range(64)))  # pyright: ignore[reportArgumentType]
     calls = 0
 
@@ -453,7 +453,7 @@ def test_no_stop_string_is_found_within_min_tokens(text: str, least: int, shown:
     assert committed == (list((shown + "STOP").encode()) if finish else tokens)
     stream = TextStream(BYTES, ("STOP",), min_tokens=least)  # pyright: ignore[reportArgumentType]
     stream.extend(tokens[:least])
-    # what cannot begin one is not held back
+    # text that cannot begin a stop string is not held back
     assert stream.safe == bytes(tokens[:least]).decode(errors="ignore")
     stream.extend(tokens[least:])
     assert stream.text == shown
@@ -479,7 +479,7 @@ def test_special_tokens_show_when_asked_for() -> None:
 
 
 class Shown(FakeTokenizer):
-    """Writes special tokens out when they are not to be skipped."""
+    """Decodes special tokens to text unless they are skipped."""
 
     def decode(self, ids: Many[int], skip_special_tokens: bool = True) -> str:
         return "".join(

@@ -1,4 +1,4 @@
-"""Beside compiled kernels torch keeps to the thread that calls it, and afterwards has its threads back."""
+"""Beside compiled kernels torch runs on the calling thread alone, and gets its threads back afterwards."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def computed_alone() -> None:
 
 @pytest.mark.parametrize("first", [usable, torch.get_num_threads, computed_alone])
 def test_a_thread_that_begins_while_another_computes_alone_has_its_threads(first: Callable[[], object]) -> None:
-    """What torch is set to is the process's, and a thread keeps what it first finds."""
+    """torch's thread count is set per process, and a thread keeps the value that it first reads."""
     with ThreadPoolExecutor(1) as beginner:
         with alone():
             beginner.submit(first).result()
@@ -105,7 +105,7 @@ def test_verifying_uses_one_torch_thread_beside_a_model_with_threads_of_its_own(
 
 
 class Same(Translation):
-    """From a vocabulary to itself."""
+    """A translation of a vocabulary to itself."""
 
     def __init__(self) -> None:
         self.special, self.columns = {}, torch.arange(7)

@@ -1,4 +1,4 @@
-"""DraftTree: every derived view agrees with the two stored lists, whatever the shape."""
+"""DraftTree: all derived attributes agree with the two stored lists, for any shape."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SOURCES = ("left", "right")
 
 @st.composite
 def trees(draw: st.DrawFn, root: int = 7, source: str | None = None, kind: Proposal = Proposal.POINT) -> DraftTree:
-    """Up to 12 nodes with distinct siblings out of four tokens (equal ones too where they are drawn independently)."""
+    """Up to 12 nodes with distinct siblings out of four tokens (also equal siblings if drawn independently)."""
     tokens, parents = [root], [-1]
     for _ in range(draw(st.integers(0, 12))):
         parent, token = draw(st.integers(0, len(tokens) - 1)), draw(st.integers(0, 3))
@@ -33,7 +33,7 @@ def trees(draw: st.DrawFn, root: int = 7, source: str | None = None, kind: Propo
 
 
 def words(tree: DraftTree) -> list[tuple[int, ...]]:
-    """The token path to every node: what a tree means, whatever its nodes are called."""
+    """The token path to every node, independent of node numbers."""
     return [tuple(tree.tokens[step] for step in tree.path(node)) for node in range(len(tree))]
 
 
@@ -150,15 +150,15 @@ def test_a_merger_holds_the_first_tree_and_then_what_the_second_adds(left: Draft
 
 
 def test_a_union_scales_down_the_less_likely_of_two_first_tokens_that_disagree() -> None:
-    """Each was judged on its own; together they would count for more than certain. Which of them came first does not matter."""
+    """Each tree was rated on its own; the sum could exceed 1. The order of the two trees does not matter."""
     sure = DraftTree((7, 1, 2), (-1, 0, 0), sources=("", "a", "a"), confidences=(1.0, 0.7, 0.2))
     other = DraftTree((7, 3, 4, 2), (-1, 0, 1, 0), sources=("", "b", "b", "b"), confidences=(1.0, 0.5, 0.9, 0.1))
     for both in (union(sure, other), union(other, sure)):
         held = {word: both.confidences[node] for node, word in enumerate(words(both))}
-        assert held[(1,)] == 0.7, "the likeliest is as likely as it was"
+        assert held[(1,)] == 0.7, "the likelier first token keeps its confidence"
         assert held[(3,)] == pytest.approx(0.5 * (1 - 0.7))
-        assert held[(3, 4)] == 0.9, "nothing else was said of what follows it"
-        assert held[(2,)] == 0.2, "what both hold is as likely as either says"
+        assert held[(3, 4)] == 0.9, "only one tree says what follows it"
+        assert held[(2,)] == 0.2, "a token in both trees gets the higher confidence"
 
 
 def test_a_token_in_both_trees_does_not_lower_the_confidence_of_its_siblings_twice() -> None:
@@ -167,11 +167,11 @@ def test_a_token_in_both_trees_does_not_lower_the_confidence_of_its_siblings_twi
         agrees = DraftTree.chain(7, (1, *further), "b").rated((1.0, 0.5, *[0.6] * len(further)))
         for both in (union(knows, agrees), union(agrees, knows)):
             held = {word: both.confidences[node] for node, word in enumerate(words(both))}
-            assert (held[(1,)], held[(2,)]) == (0.9, 0.08), "it was judged beside that token"
+            assert (held[(1,)], held[(2,)]) == (0.9, 0.08), "it was already rated beside that token"
     surer = DraftTree.chain(7, (1,), "b").rated((1.0, 0.98))
     for both in (union(knows, surer), union(surer, knows)):
         held = {word: both.confidences[node] for node, word in enumerate(words(both))}
-        assert held[(2,)] == pytest.approx(0.08 * (1 - (0.98 - 0.9))), "what is likelier than it knew leaves less"
+        assert held[(2,)] == pytest.approx(0.08 * (1 - (0.98 - 0.9))), "the other tree is surer of 1, which leaves less for 2"
 
 
 @given(trees(source="left"), trees(source="right"))

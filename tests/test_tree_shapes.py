@@ -1,4 +1,4 @@
-"""Shapes: the dynamic programme against published numbers, brute force and random trees; Leviathan's formulas for chains."""
+"""Tree shapes: the dynamic programme against published numbers, brute force and random trees; Leviathan's formulas for chains."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ chances = st.floats(0.0, 1.0)
 
 
 def tree_of(shape: Shape, acceptance: Many[float]) -> DraftTree:
-    """A tree of that shape: a node is accepted as siblings of its rank are."""
+    """A tree of that shape, each node with the acceptance rate of its rank among siblings."""
     rank: dict[int, int] = {}
     confidences = [1.0]
     for parent in shape[1:]:
@@ -54,7 +54,7 @@ def every_shape(nodes: int) -> list[Shape]:
 @pytest.mark.parametrize("acceptance", [(0.6, 0.2, 0.08), (0.3, 0.3, 0.3), (0.1, 0.5), (0.9,), (0.0, 0.7, 0.2), (0.2, 0.1, 0.4)])
 @pytest.mark.parametrize("depth", [1, 2, 3, 5])
 def test_no_tree_of_its_size_is_better(acceptance: tuple[float, ...], depth: int) -> None:
-    """Also where later siblings are the likelier ones."""
+    """Also where later siblings are likelier."""
     for nodes in range(1, 6):
         found = worth(optimal_tree(acceptance, nodes, depth), acceptance)
         shallow = [shape for shape in every_shape(nodes) if max(tree_of(shape, acceptance).depth) <= depth]
@@ -101,7 +101,7 @@ def test_with_one_child_each_the_best_tree_is_the_chain(acceptance: float, nodes
 
 @pytest.mark.parametrize("nodes", [3, 9, 20])
 def test_what_is_expected_of_a_tree_is_what_happens(nodes: int) -> None:
-    """Sequoia's expectation against walks in which, at every node, one child at most is accepted."""
+    """Sequoia's expectation against simulated walks that accept at most one child at every node."""
     tree, draw = tree_of(optimal_tree(ACCEPTANCE, nodes, 6), ACCEPTANCE), random.Random(nodes)
     emitted, walks = 0, 40_000
     for _ in range(walks):
@@ -134,14 +134,14 @@ def test_a_shape_within_a_budget_keeps_its_first_nodes(
 
 
 def test_acceptance_by_rank_is_learnt() -> None:
-    """The second child is right four times in ten, the first once."""
+    """The second child is right in four of ten steps, the first in one."""
     ranks, draw, looks = Ranks(), random.Random(0), 0
     tree = DraftTree((9, 1, 2, 3, 1), (-1, 0, 0, 0, 2))
     for _ in range(4000):
         luck = draw.random()
         looks += ranks.observe(tree, (1 if luck < 0.1 else 2 if luck < 0.5 else 4, 5))
     first, second, third, *_ = ranks.acceptance
-    # the child of the second is a first one too, and never right
+    # the child of the second child is a first child too, and never right
     assert first == pytest.approx(0.1 / 1.4, abs=0.02)
     assert second == pytest.approx(0.4, abs=0.03)
     assert third < 0.01
@@ -149,7 +149,7 @@ def test_acceptance_by_rank_is_learnt() -> None:
 
 
 def test_learnt_acceptance_by_rank_fades_and_has_the_tree_reconsidered() -> None:
-    """For long the first child is right, then the second is."""
+    """First the first child is always right, then the second."""
     ranks, tree = Ranks(), DraftTree((9, 1, 2), (-1, 0, 0))
     looks = [ranks.observe(tree, (1,)) for _ in range(20_000)]
     assert ranks.acceptance[0] > 0.99
@@ -163,7 +163,7 @@ def test_learnt_acceptance_by_rank_fades_and_has_the_tree_reconsidered() -> None
 
 
 def pauses(looks: list[bool]) -> list[int]:
-    """How many were seen from look to look."""
+    """The numbers of trees observed between looks."""
     places = [0, *[place for place, due in enumerate(looks) if due]]
     return [later - earlier for earlier, later in pairwise(places)]
 
@@ -179,7 +179,7 @@ def pauses(looks: list[bool]) -> list[int]:
     ],
 )  # fmt: skip
 def test_formulas_give_the_published_table(acceptance: float, length: int, tokens: float, more: float) -> None:
-    """Tokens, and operations where drafting costs none."""
+    """Tokens, and operations if drafting costs nothing."""
     assert improvement(acceptance, length, 0.0) == pytest.approx(tokens, abs=5e-3)
     assert operations(acceptance, length, 0.0) == pytest.approx(more, abs=6e-3)
 

@@ -1,4 +1,4 @@
-"""The recipe of the embedded models, on generated text and models of a few thousand parameters."""
+"""The training recipe of the embedded models, on generated text and models of a few thousand parameters."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ OPTIONS = Options(
 
 @pytest.fixture(scope="module", autouse=True)
 def one_thread() -> Iterator[None]:
-    """Models this small only lose time to threads."""
+    """Models this small only get slower with more threads."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -315,7 +315,7 @@ def test_export_loads_in_transformers_and_says_how_it_was_made(trained: Workshop
         assert "--text lines.jsonl" in card
         assert f"--vocab-size {trained.tokenizer.get_vocab_size()} " in card
         for word in ("E2E", "novels", "restaurant", "SQL", "=> text", "two CPU cores", "zoo-loss.png", "--data"):
-            assert word not in card, "it is of the mixture, which these models have never seen"
+            assert word not in card, "the word belongs to the built-in mixture, which these models have never seen"
         assert str(tmp_path) not in card
     assert (tmp_path / "loss.png").stat().st_size > 5_000
 
@@ -356,7 +356,7 @@ def test_a_damaged_archive_is_named(tmp_path: Path) -> None:
 
 
 def command(text: Path, out: Path, *more: str) -> list[str]:
-    """The recipe with the options of these tests."""
+    """The recipe's command line with the options of these tests."""
     given = [
         f"--{name.replace('_', '-')}={value}"
         for name, value in asdict(OPTIONS).items()
@@ -382,7 +382,7 @@ def test_a_paused_training_is_neither_distilled_nor_exported(trained: Workshop, 
         assert place is not None
         found, expected = load_file(place / "model.safetensors"), weights(trained, stage)
         assert all(torch.equal(expected[name], found[name]) for name in expected)
-    # nothing is left to train, and what was shipped says what it was trained on, whatever the command that ships it says
+    # nothing is left to train, and the exported recipe names the training data, whatever the export command says
     shipped = json.loads((tmp_path / "w" / "paceline-14m" / "recipe.json").read_text())["data"]["packed_tokens"]
     assert runner.invoke(app, [*command(text_file, tmp_path, "--what", "export"), "--tokens", "9000"]).exit_code == 0
     assert json.loads((tmp_path / "w" / "paceline-14m" / "recipe.json").read_text())["data"]["packed_tokens"] == shipped
@@ -398,11 +398,11 @@ def test_a_paused_training_is_neither_distilled_nor_exported(trained: Workshop, 
         assert message in refused.stderr
     assert runner.invoke(app, command(text_file, tmp_path, "--what", "target", "--minutes", "5")).exit_code == 0
     for stage, held in options.items():
-        assert (tmp_path / stage / "options.json").read_text() == held, "nothing was trained with others"
+        assert (tmp_path / stage / "options.json").read_text() == held, "the stored options are unchanged"
     drawn = (tmp_path / "loss.png").read_bytes()
     (tmp_path / "loss.png").unlink()
     assert runner.invoke(app, command(text_file, tmp_path, "--what", "export")).exit_code == 0
-    assert (tmp_path / "loss.png").read_bytes() == drawn, "and no picture of the source tree is touched"
+    assert (tmp_path / "loss.png").read_bytes() == drawn, "and no picture in the source tree is changed"
 
 
 def test_export_refuses_checkpoints_and_tokenizers_of_other_data(trained: Workshop, text_file: Path, tmp_path: Path) -> None:
@@ -457,7 +457,7 @@ def test_the_model_card_lists_a_data_file_with_dev_in_its_name() -> None:
 def test_an_interrupt_waits_for_the_end_of_a_step(
     trained: Workshop, text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In the midst of one a part of the weights has moved, which no checkpoint could tell."""
+    """In the middle of a step only some of the weights are updated, which a checkpoint could not show."""
     halting, stepped = workshop(text_file, tmp_path), torch.optim.AdamW.step
     calls = iter(range(100))
 
@@ -494,7 +494,7 @@ def test_a_loss_that_is_no_number_ends_the_run_before_it_is_learned(
 def test_a_checkpoint_in_the_place_of_another_is_never_missing(
     trained: Workshop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever is stopped while one is replaced finds the old one or the new one."""
+    """A run stopped while a checkpoint is replaced finds the old one or the new one."""
     shutil.copytree(trained.out / "target", tmp_path / "target")
     model, seen, renamed = trained.trained_model("target"), [], Path.rename
     progress = checkpoint.read_progress(checkpoint.latest(tmp_path / "target") or Path())
@@ -571,7 +571,7 @@ def test_bad_input_is_one_sentence_and_exit_code_2(tmp_path: Path, arguments: li
     assert re.search(message, result.stderr)
     assert "Traceback" not in result.stderr
     assert result.stderr.count("\n") == 1
-    assert not list(tmp_path.iterdir()), "nothing is trained for a command that is refused"
+    assert not list(tmp_path.iterdir()), "a refused command trains nothing"
 
 
 def test_runs_as_a_module(tmp_path: Path) -> None:

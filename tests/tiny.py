@@ -109,11 +109,11 @@ def tiny_config(kind: str, **over: Any) -> Any:
 
 
 def tiny_model(kind: str, seed: int = 0, *, sharpness: float = 3.0, **over: Any) -> Any:
-    """A float32 causal LM in eval mode with its own eager attention: the reference that tests compare with."""
+    """A float32 causal LM in eval mode with its own eager attention: the reference of tests."""
     config = tiny_config(kind, **over)
     implementation = {} if kind == "mamba2" else {"attn_implementation": "eager"}
     with torch.random.fork_rng(devices=[]):
-        # what `redraw` leaves in place, such as the time constants of a recurrent layer, is drawn by the constructor
+        # anything `redraw` leaves in place, such as the time constants of a recurrent layer, is drawn by the constructor
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(config, **implementation).float().eval()
     redraw(model, seed, sharpness)
@@ -135,7 +135,7 @@ def redraw(model: torch.nn.Module, seed: int, sharpness: float = 3.0) -> None:
 
 
 def perturb(model: torch.nn.Module, seed: int, amount: float) -> None:
-    """Add to every matrix noise of `amount` times its own scale: makes, from a target, a draft that often agrees with it."""
+    """Add noise of `amount` times its own scale to every matrix: makes, from a target, a draft that often agrees with it."""
     noise = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -153,7 +153,7 @@ def tiny_hub(kind: str = "llama", seed: int = 0, *, disturbed: float = 0.0, **ov
 
 
 def as_hub(reference: Any, name: str = "tiny") -> HubModel:
-    """The engine's view of a copy of `reference`, which itself stays as it is."""
+    """A copy of `reference` as the engine's model; `reference` itself is unchanged."""
     model = AutoModelForCausalLM.from_config(copy.deepcopy(reference.config), attn_implementation=NAME).eval()
     model.load_state_dict(reference.state_dict())
     context = reference.config.get_text_config().max_position_embeddings

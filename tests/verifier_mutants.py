@@ -1,7 +1,7 @@
-"""Mutants of the rules that keep the law, and the two checks that must see them: enumerated laws, and real dice in the loop.
+"""Mutants of the rules that keep the law, and the two checks that must catch them: enumerated laws, and the real step loop.
 
-`rules` follows every outcome of small drafts, so it sees any deviation at all, but no fault of the dice themselves; `dice` runs
-the loop with thousands of seeds.
+`rules` enumerates every outcome of small drafts, so it sees any deviation, but no fault of the random draws themselves;
+`dice` runs the loop with thousands of seeds.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ CASES: list[tuple[str, list[Source]]] = [
 
 
 def rules() -> bool:
-    """The joint law of every case to 1e-12; False also where a guard speaks up."""
+    """The joint law of every case is exact to 1e-12; False also if the code raises one of its own errors."""
     try:
         cut = [_exact(rule, sources, params) for rule, sources in (CASES[0], CASES[-1]) for params in CUT]
         spelled = [_exact(rule, sources, SPELLED) for rule, sources in (CASES[0], CASES[-1])]
@@ -73,7 +73,7 @@ def _exact(rule: str, sources: list[Source], params: SamplingParams = PARAMS) ->
 
 
 def _contrasts() -> bool:
-    """The law of `contrastive` is its own, and knows no penalty."""
+    """`contrastive` keeps the law of its own formula, which has no penalties."""
     source, params = Source(DRAFT, WITHOUT, (2, 1), amateur=True), SamplingParams(temperature=0.8)
     law = contrastive_law(MODEL, DRAFT, temperature=params.temperature)
     return error(blocks(build_verifier("contrastive"), MODEL, [source], params), law, 4, 3) < 1e-12
@@ -85,10 +85,10 @@ LOOP_PARAMS = SamplingParams(temperature=1.2)
 def dice() -> bool:
     """Joint law of three tokens in the whole loop, 3,000 seeds a rule, false-alarm rate 1e-6."""
     model = TableModel(5, sharpness=1.3, seed=8)
-    # what is rejected nearly beat one of the two tokens that are left: their noise has been seen
+    # the rejected token nearly beat one of the two tokens left, so their noise is no longer independent
     target, draft = _everywhere([0.01, 0.5, 0.49]), _everywhere([0.5, 0.4, 0.1])
     with pytest.MonkeyPatch.context() as patch:
-        # of five tokens, too, most do not lie in the first stretch
+        # a short stretch: most of five tokens lie beyond the first one
         patch.setattr(draws, "_STRETCH", 2)
         return all(
             _in_the_loop(*case)
@@ -137,7 +137,7 @@ def on_rejection_the_target_is_drawn_from_instead_of_the_residual(patch: pytest.
 
 @mutant("rules")
 def the_proposal_is_not_the_one_that_was_drawn_from(patch: pytest.MonkeyPatch) -> None:
-    """It was drawn from at another temperature."""
+    """The recorded proposal is that of another temperature."""
     honest = trials.recorded
     patch.setattr(trials, "recorded", lambda row: honest(row**0.97))
 
@@ -211,7 +211,7 @@ def all_sources_are_tested_against_the_proposal_of_the_first(patch: pytest.Monke
 
 @mutant("rules")
 def chosen_tokens_are_tested_as_if_they_had_been_drawn(patch: pytest.MonkeyPatch) -> None:
-    """What a model was most sure of, against its whole distribution."""
+    """The model's likeliest tokens are tested against its whole distribution."""
 
     def change(tree: DraftTree, group: Group) -> Group:
         row = tree.proposals.get((tree.parents[group.nodes[0]], tree.sources[group.nodes[0]]))
@@ -241,7 +241,7 @@ def the_tests_know_nothing_of_penalties(patch: pytest.MonkeyPatch) -> None:
 
 
 def _spread_otherwise(patch: pytest.MonkeyPatch, change: Callable[[Sequence], dict[str, float]]) -> None:
-    """Distributions of the target are those under other parameters."""
+    """Distributions of the target are computed under other parameters."""
     honest = distributions.distribution
 
     def lossy(logits: torch.Tensor, context: Context) -> np.ndarray:

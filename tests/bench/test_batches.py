@@ -1,4 +1,4 @@
-"""Flows of many requests take turns by the time they have had, so that what the machine does happens to all of them."""
+"""Flows of many requests take turns by their time so far, so that disturbances of the machine affect all of them."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def test_a_flow_that_ends_in_its_first_step_is_done() -> None:
 
 
 def test_a_flow_is_measured_between_moments_at_which_as_much_is_half_written() -> None:
-    """Four at once of twelve tokens each: the first are cut short, one ends every third step, and a step takes a second, one that
-    reads a prompt two more."""
+    """Four requests in flight of twelve tokens each: the first ones are shortened so that one ends every third step; a step takes
+    one second, one that reads a prompt two more."""
     flow, left = Flow(4), [3, 6, 9, 12]
     written, begun = [0] * 4, 4
     numbers = [0, 1, 2, 3]
@@ -57,13 +57,13 @@ def test_a_flow_is_measured_between_moments_at_which_as_much_is_half_written() -
         flow.stepped(4, ended, 1.0 + 2.0 * reads)
     began, end = flow.measured
     assert flow.held[began] == flow.held[end]
-    # of three steps one reads a prompt, as there is one for every twelve tokens
+    # one step of three reads a prompt, one prompt per twelve tokens
     assert flow.measured_tokens % 12 == 0
     assert flow.measured_s == flow.measured_tokens / 4 + 2.0 * flow.measured_tokens / 12
 
 
 class Said:
-    """A decoder whose requests emit what they always do, but for one of them in one of the repeats."""
+    """A decoder with fixed texts, except for one request in one of the repeats."""
 
     keeps = "text"
 

@@ -1,4 +1,4 @@
-"""Turns, medians, one token counter, and what becomes of a decoder that fails."""
+"""A contest of decoders: turns, medians, token counts, and decoders that fail."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from paceline.bench.curves import verify_curve
 
 
 class Fake:
-    """Decodes by taking the next of its times; writes down every call."""
+    """Decodes in the given times, one after another; records every call."""
 
     begun = 0
 
@@ -34,7 +34,7 @@ def test_decoders_take_turns_and_the_warm_up_is_not_counted() -> None:
     assert calls[2:6] == [("b", 10), ("a", 10), ("a", 11), ("b", 11)], "the order shifts from prompt to prompt"
     assert [len(runs) for runs in tallies["a"].runs.values()] == [3, 3]
     assert tallies["a"].total_s == 3.0 + 2.0, "medians of each prompt, summed"
-    assert tallies["a"].tokens == 6, "what comes with and behind EOS does not count"
+    assert tallies["a"].tokens == 6, "EOS and tokens behind it are not counted"
     assert tallies["a"].tokens_per_s == pytest.approx(6 / 5)
     assert tallies["a"].decode_tokens_per_s(tallies["a"]) == pytest.approx(4 / 4)
     assert tallies["a"].equal_prompts(tallies["b"]) == 2
@@ -45,12 +45,12 @@ def test_decoding_takes_what_each_repeat_took_behind_its_own_first_token() -> No
     tally = Tally()
     for first_s, total_s in ((0.1, 1.0), (0.6, 1.1), (0.5, 2.0)):
         tally.add(0, Decoded([1, 2, 3], first_s, 1, total_s))
-    assert tally.decode_s(tally) == pytest.approx(0.9), "and not the median total less the median first"
+    assert tally.decode_s(tally) == pytest.approx(0.9), "not the median total minus the median first"
     assert tally.seconds == {"first_s": [[0.1, 0.6, 0.5]], "total_s": [[1.0, 1.1, 2.0]]}
 
 
 def test_a_first_token_later_than_that_of_plain_decoding_counts_as_decode_time() -> None:
-    """One engine's draft model reads the prompt before the first token, another's behind it."""
+    """One engine's draft model reads the prompt before the first token, another's after it."""
     plain, before, behind = Tally(), Tally(), Tally()
     plain.add(0, Decoded([1, 2, 3, 4, 5], 1.0, 1, 5.0))
     before.add(0, Decoded([1, 2, 3, 4, 5], 1.5, 3, 2.5))
@@ -67,15 +67,15 @@ def test_first_tokens_that_reach_past_the_end_take_nothing_from_other_answers() 
 
 
 def test_texts_of_other_lengths_are_counted_with_the_times_that_they_took() -> None:
-    """Under a rule that keeps the law alone repeats may differ."""
+    """Under a rule that keeps only the law, repeats may differ."""
     tally = Tally()
     for tokens, total_s in ((6, 1.0), (2, 1.0), (10, 2.0)):
         tally.add(0, Decoded(list(range(tokens)), 0.2, 1, total_s))
-    assert (tally.tokens, tally.total_s) == (10, 2.0), "the one in the middle by its rate, whole"
+    assert (tally.tokens, tally.total_s) == (10, 2.0), "the repeat with the median rate, as a whole"
     assert tally.tokens_per_s == pytest.approx(10 / 2.0)
     assert tally.decode_tokens_per_s(tally) == pytest.approx(9 / 1.8)
     tally.add(0, Decoded(list(range(12)), 0.4, 1, 2.0))
-    assert (tally.tokens, tally.total_s, tally.first_s) == (8, 1.5, 0.2), "of four the two in the middle"
+    assert (tally.tokens, tally.total_s, tally.first_s) == (8, 1.5, 0.2), "of four repeats the middle two"
 
 
 def test_a_decoder_that_fails_leaves_the_contest_and_the_others_go_on() -> None:
@@ -125,4 +125,4 @@ def test_a_forward_that_fails_leaves_the_curve_and_the_others_go_on() -> None:
     curves = verify_curve({"steady": lambda rows: rows / 1e3, "breaks": breaks}, (1, 2), 2, failures)
     assert curves == {"steady": {1: 1.0, 2: 2.0}}
     assert failures == {"breaks": "its process was ended"}
-    assert asked == [1, 1, 2, 2, 1], "each is timed behind another of its own"
+    assert asked == [1, 1, 2, 2, 1], "every timed forward follows an untimed one of its own"

@@ -1,4 +1,4 @@
-"""Where records go: none takes the place of one of another run."""
+"""Files of records: no record replaces one of another run."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PLANNED: dict[str, Any] = {
 
 
 def record(**changes: Any) -> dict[str, Any]:
-    """What a run of these settings left behind, but for what differs: a whole part of it, or one of its settings."""
+    """A record of a run with these settings, with changed settings or parts."""
     settings = {**PLANNED["settings"], **{name: value for name, value in changes.items() if name in PLANNED["settings"]}}
     parts = {name: value for name, value in changes.items() if name not in PLANNED["settings"]}
     return {**PLANNED, "model": {"name": "small", "weights": "fp16"}, "peers": {"llama.cpp": {}}, **parts, "settings": settings}

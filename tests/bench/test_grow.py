@@ -1,4 +1,4 @@
-"""A grown model computes the same function: equal logits, equal text, and no zeros but those it needs."""
+"""A grown model computes the same function: equal logits, equal text, and only necessary zeros."""
 
 from __future__ import annotations
 

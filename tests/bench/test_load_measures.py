@@ -1,4 +1,4 @@
-"""What a load generator computes, against arithmetic: measures, objectives, arrivals, lengths, the search for a rate."""
+"""The load generator's computations against arithmetic: measures, objectives, arrivals, lengths, the search for a rate."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ def test_a_chunk_of_k_tokens_is_one_gap_and_k_minus_1_zeros() -> None:
     assert sorted(one.itl_s) == [0.0] * 5 + [0.03, 0.05]
     assert sum(one.itl_s) / len(one.itl_s) == pytest.approx(one.tpot_s), "the mean of both is the same"
     assert one.tpot_s == pytest.approx(0.08 / 7)
-    assert outcome(gaps_s=(0.03, 0.05)).tpot_s == pytest.approx(0.04), "without a count, chunks are tokens"
+    assert outcome(gaps_s=(0.03, 0.05)).tpot_s == pytest.approx(0.04), "without a token count, chunks are tokens"
     assert outcome(tokens=5).itl_s == (0.0,) * 4
     assert outcome(tokens=1).tpot_s is None
     assert Outcome(0, 0.0, ended_s=0.1, tokens=3).itl_s == (), "no text ever came"
-    assert outcome(gaps_s=(0.03, 0.05), tokens=2).itl_s == (0.03, 0.05), "a server that counts fewer tokens than it sent chunks"
+    assert outcome(gaps_s=(0.03, 0.05), tokens=2).itl_s == (0.03, 0.05), "the server counts fewer tokens than it sent chunks"
 
 
 def test_measures_are_those_of_arithmetic() -> None:
@@ -76,7 +76,7 @@ def test_measures_are_those_of_arithmetic() -> None:
     assert found["e2e_s"]["max"] == pytest.approx(0.39)
     assert found["goodput"] == {"objective": "ttft <= 0.2 s, tpot <= 0.03 s", "met": 1, "share": 0.2, "requests_per_s": 0.5}
     assert found["tau"] == pytest.approx((2 * 10 + 3 * 30) / 40)
-    assert set(found["distributions"]["itl_s"]) == {0.0, 0.02, 0.04}, "times that were seen"
+    assert set(found["distributions"]["itl_s"]) == {0.0, 0.02, 0.04}, "only observed times"
 
 
 def test_nothing_answered_has_no_times() -> None:
@@ -195,7 +195,7 @@ def test_prompts_are_the_first_turns_of_the_tasks_in_turns() -> None:
 @pytest.mark.parametrize("capacity", [0.3, 1.0, 7.3, 140.0])
 @pytest.mark.parametrize("first", [0.5, 8.0])
 def test_the_search_finds_what_a_server_can_do(capacity: float, first: float) -> None:
-    """A server whose share of good requests falls once a rate is above its capacity."""
+    """A server whose share of good requests falls once the rate exceeds its capacity."""
     tried = []
 
     async def share_at(rate: float) -> float:
@@ -217,7 +217,7 @@ def test_the_search_ends_where_nothing_or_everything_holds() -> None:
         return 1.0
 
     assert asyncio.run(highest_rate(never, 1.0, 0.99, 100.0)).held is None
-    # what fails alone fails at any rate
+    # a request that fails alone fails at any rate
     assert asyncio.run(highest_rate(never, 1.0, 0.99, 100.0, lambda rate: rate < 0.2)) == Found(None, 0.125, 4)
     found = asyncio.run(highest_rate(always, 1.0, 0.99, 100.0))
     assert (found.held, found.failed) == (100.0, None)
@@ -234,7 +234,7 @@ def test_two_bodies_are_compared_with_both_terms() -> None:
     found = compared(*sides, pairs)
     assert found["means"]["tokens_per_s"] == {"body": 30.0, "against": 10.0, "ratio": pytest.approx(3.0)}
     assert found["means"]["ttft_s"]["ratio"] == pytest.approx(0.5)
-    assert found["interval"] == pytest.approx([3.0, 3.0]), "every pair says the same"
+    assert found["interval"] == pytest.approx([3.0, 3.0]), "every pair has the same ratio"
     assert found["equal_texts"] == {"equal": 5, "of": 6}
     assert len(found["pairs"]) == 6
     assert compared(*sides, pairs[:4])["interval"] is None, "too few for an interval"

@@ -1,4 +1,4 @@
-"""What `paceline bench serve` says of repeated prompts, and how many connections it may have."""
+"""Notes of `paceline bench serve` about repeated prompts, and its limit of connections."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_repeated_prompts_are_told_of_over_all_loads_bodies_and_runs(monkeypatch
         assert "2 different prompts for 4 requests" in said(url, "--against", '{"fake": {"tokens": 2}}')
         assert "different prompts" not in said(url, "--concurrency", "1,2", "--salt")
         found = said(url, "--find-rate", "--rate", "9000", "--slo", "ttft=60")
-        assert "2 different prompts for 4 requests" in found, "9000/s and the highest rate there is"
+        assert "2 different prompts for 4 requests" in found, "9000/s and the highest rate allowed"
 
 
 def test_a_generator_may_have_as_many_connections_as_the_system_grants(monkeypatch) -> None:

@@ -1,4 +1,4 @@
-"""`paceline bench serve` against a server that answers in known times, and its client against streams torn at any byte."""
+"""`paceline bench serve` against a server with known delays, and its client against streams split at any byte."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from paceline.bench.load.outcome import Outcome
 from paceline.bench.load.server import count_tokens, look
 
 SLACK_S = 0.25
-"""How late a busy machine may be."""
+"""Allowed delay on a busy machine."""
 
 
 class Pieces(httpx2.AsyncByteStream):
@@ -34,7 +34,7 @@ class Pieces(httpx2.AsyncByteStream):
 
 
 def asked(*answers: httpx2.Response, timeout_s: float = 5.0, retry: bool = False, body: Any = None) -> Outcome:
-    """What a client makes of a server that gives these answers in turn."""
+    """The client's outcome for these answers, given in turn."""
     waiting = iter(answers)
 
     async def ask() -> Outcome:
@@ -74,7 +74,7 @@ def test_a_stream_needs_an_end() -> None:
     whole = asked(stream(half, b'data: {"choices": [{"text": "c", "finish_reason": "length"}]}\n\n'))
     assert whole.error is None, "a finish without [DONE] is an end too"
     assert whole.tokens is None
-    assert whole.counted_tokens == 2, "chunks, for want of better"
+    assert whole.counted_tokens == 2, "chunks, for lack of a count"
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ def test_a_server_that_does_not_hang_up_has_answered_all_the_same() -> None:
 
 
 def measured(monkeypatch: pytest.MonkeyPatch, capsys: Any, url: str, *arguments: str, code: int = 0) -> dict[str, Any]:
-    """The record of one call."""
+    """Runs the command; returns its record."""
     assert run(monkeypatch, "bench", "serve", "--url", url, "--tasks", "e2e", "--json", *arguments) == code
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 1
@@ -182,7 +182,7 @@ def test_known_times_are_measured(monkeypatch, capsys) -> None:
     assert found["chunks"] == 30
     assert 0.06 <= found["ttft_s"]["p50"] < 0.06 + SLACK_S
     assert 0.08 / 14 <= found["tpot_s"]["p50"] < (0.08 + SLACK_S) / 14
-    assert found["itl_s"]["p50"] == 0.0, "two tokens of three come with another"
+    assert found["itl_s"]["p50"] == 0.0, "two tokens of three arrive with another"
     assert found["itl_s"]["mean"] == pytest.approx(found["tpot_s"]["mean"])
     assert 0.02 <= found["inter_chunk_s"]["mean"] < 0.02 + SLACK_S / 4
     assert 0.14 <= found["e2e_s"]["p50"] < 0.14 + SLACK_S
@@ -197,13 +197,13 @@ def test_known_times_are_measured(monkeypatch, capsys) -> None:
     assert "very-secret" not in json.dumps(record)
     assert set(app.authorizations) == {"Bearer very-secret"}
     assert app.most_in_flight == 2
-    assert sorted(body["seed"] for body in app.bodies[1:]) == list(range(40, 46)), "the first one warmed up"
+    assert sorted(body["seed"] for body in app.bodies[1:]) == list(range(40, 46)), "the first request was the warm-up"
     assert all(body["stream"] and body["temperature"] == 0.0 and body["max_tokens"] == 96 for body in app.bodies)
     assert {"machine", "versions", "argv", "date", "commit"} <= set(record)
 
 
 def test_an_open_loop_does_not_wait_for_answers(monkeypatch, capsys) -> None:
-    """A server of one request at a time, half as fast as they come: what waits in its queue is measured from when it was due."""
+    """A server of one request at a time, half as fast as requests arrive: waiting is measured from the time a request was due."""
     app = FakeServer(slots=1)
     with serving(app) as url:
         record = measured(
@@ -212,7 +212,7 @@ def test_an_open_loop_does_not_wait_for_answers(monkeypatch, capsys) -> None:
     found = record["levels"][0]["bodies"]["body"]
     assert found["answered"] == 12
     rows = found["requests"]
-    assert rows[-1]["due_s"] < 0.05 * 12 * 0.8, "the last one was due long before the server came to it"
+    assert rows[-1]["due_s"] < 0.05 * 12 * 0.8, "the last one was due long before the server could answer it"
     assert rows[-1]["ttft_s"] > 0.05 * 12 - rows[-1]["due_s"] - 0.01
     assert found["requests_per_s"] <= 1 / 0.05
     assert app.most_waiting >= 4, "they were sent when they were due"
@@ -262,7 +262,7 @@ def test_two_bodies_take_turns(monkeypatch, capsys, tmp_path: Path) -> None:
         call = ("--requests", "6", "--extra-body", quick, "--against", slow)
         record = measured(monkeypatch, capsys, url, *call, "--out", str(tmp_path))
         seen = [body["fake"].get("chunk", 1) for body in app.bodies]
-        assert seen == [4, 1] + [4, 1, 1, 4] * 3, "warm-up; then first one, then the other, then the other way round"
+        assert seen == [4, 1] + [4, 1, 1, 4] * 3, "warm-up; then the order of the two bodies alternates"
         against = record["levels"][0]["against"]
         terms = against["means"]["tokens_per_s"]
         assert terms["ratio"] == pytest.approx(terms["body"] / terms["against"])
@@ -290,7 +290,7 @@ def test_two_bodies_take_turns(monkeypatch, capsys, tmp_path: Path) -> None:
 
 
 def test_a_search_for_the_highest_rate(monkeypatch, capsys) -> None:
-    """A server of one request at a time and 20 ms each can do 50 a second at most, and less within the objective."""
+    """A server of one request at a time and 20 ms each can serve at most 50 per second, and fewer within the objective."""
     with serving(FakeServer(slots=1)) as url:
         record = measured(
             monkeypatch, capsys, url, "--find-rate", "--rate", "25", "--requests", "15", "--slo", "ttft=0.08",
@@ -324,7 +324,7 @@ def test_a_trace_sets_times_and_lengths(monkeypatch, capsys, tmp_path: Path) -> 
     assert [row["due_s"] for row in rows] == pytest.approx([0, 0.05, 0.1, 0.15])
     assert [row["tokens"] for row in rows] == [round(10 * n * scale) for n in (1, 2, 3, 4)]
     for number, row in enumerate(rows, 1):
-        assert row["prompt_tokens"] == pytest.approx(1000 * number * scale, rel=0.15), "as the server's tokenizer counts"
+        assert row["prompt_tokens"] == pytest.approx(1000 * number * scale, rel=0.15), "counted by the server's tokenizer"
 
 
 def test_salt_gives_every_request_a_cache_salt_of_its_own(monkeypatch, capsys) -> None:
@@ -406,7 +406,7 @@ def test_a_server_that_answers_nothing_useful_is_one_sentence(monkeypatch, capsy
 
 
 def asked_over(transport: httpx2.MockTransport, ask: Any) -> Any:
-    """What comes of `ask`, which is given a client."""
+    """The result of `ask`, called with a client."""
 
     async def asking() -> Any:
         async with httpx2.AsyncClient(base_url="http://server", transport=transport) as http:
@@ -452,7 +452,7 @@ def test_bench_is_a_command_and_a_group(monkeypatch, capsys) -> None:
 
 
 def test_a_slip_in_the_name_of_a_command_is_no_model(monkeypatch, capsys, tmp_path: Path) -> None:
-    """But for a folder of such a name; and it would not be looked for on the Hub."""
+    """A folder of such a name is accepted; and the name is not looked up on the Hub."""
     monkeypatch.chdir(tmp_path)
     for slip in ("sreve", "server", "Serve"):
         assert run(monkeypatch, "bench", slip, "--url", "http://127.0.0.1:9") == 2

@@ -1,4 +1,4 @@
-"""The commit of a record is that of the tree it ran from, or none."""
+"""The commit of a record is that of the source tree it ran from, or none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/benchmarks*.md: what lost is said, in whole answers, in decoding, at the first token and in batches, with both terms."""
+"""docs/benchmarks*.md: losses are listed for whole answers, decoding, the first token and batches, with both numbers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ RECORDS = Path(__file__).parents[2] / "benchmarks"
 
 
 def page(*records: Any, **more: Any) -> str:
-    """All pages, one after another."""
+    """All pages, joined."""
     return "\n".join(pages(*records, **more).values())
 
 
@@ -127,7 +127,7 @@ def test_a_server_under_load_is_told_with_its_command_and_its_texts(file: Path) 
     last = served["levels"][-1]
     rate = last["bodies"]["body"]["tokens_per_s"]
     assert f"| {last['load']['value']:.0f} | drafting on | {rate:.1f} |" in text
-    assert "requests at once: the server under load" in text, "pictures have words"
+    assert "requests at once: the server under load" in text, "pictures have alternative text"
 
 
 def test_how_a_server_was_started_is_said_where_it_told() -> None:
@@ -222,7 +222,7 @@ def settings_named(name: str) -> Settings:
 
 
 def test_the_benchmarks_pages_are_up_to_date_with_the_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever changes a record redraws the page: `python -m paceline.bench.page benchmarks docs`. Pictures are taken as drawn."""
+    """After a change of a record redraw the pages: `python -m paceline.bench.page benchmarks docs`. Pictures are not compared."""
     docs = RECORDS.parent / "docs"
 
     def drawn(_record: dict[str, Any], place: Path) -> list[Path]:
@@ -311,7 +311,7 @@ def test_what_a_run_was_made_with_is_said_where_it_is_known() -> None:
     assert "- `auto` is `ngram` under `adaptive`" in lines
     assert "- Peer: other 1, weights int8; draft: 5 tokens" in lines
     assert not any("stopped" in line for line in lines)
-    assert not any("raft model of the peers" in line for line in lines), "of an older record nobody knows"
+    assert not any("raft model of the peers" in line for line in lines), "older records do not contain it"
     assert "- Draft model of the peers: small-draft" in circumstances(new | {"peers_draft": "small-draft"}, "one.json")
     assert "- Draft model of the peers: none was given to them" in circumstances(new | {"peers_draft": None}, "one.json")
     assert not any(

@@ -1,4 +1,4 @@
-"""Peers that are installed decode the same weights to the same text; what is exported holds what the checkpoint holds."""
+"""Installed peers decode the same weights to the same text; exported models equal their checkpoints."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_every_mode_says_what_plain_decoding_says(tmp_path: Path, name: str) -> 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", list(PEERS))
 def test_no_mode_goes_on_behind_the_end_of_a_text(tmp_path: Path, name: str) -> None:
-    """An end may be among what was drafted; what is computed behind it would be timed, and belong to no answer."""
+    """The end may be a drafted token; tokens computed behind it would be timed without being part of the answer."""
     if not PEERS[name].installed:
         pytest.skip(f"{name} is not installed here")
     # the draft is the target, so that most ends are drafted
@@ -66,7 +66,7 @@ def test_no_mode_goes_on_behind_the_end_of_a_text(tmp_path: Path, name: str) -> 
             for mode, load in peer.modes().items():
                 told = PeerDecoder(peer, mode, load).decode(prompt, 24).token_ids
                 assert told[: len(expected) - 1] == expected[:-1], mode
-                # some leave the end out; transformers' assistant ends with the round that holds it
+                # some peers omit the end; transformers' assisted mode stops after the round that contains it
                 assert len(told) <= len(expected) + (5 if mode == "assisted" else 0), (mode, end)
         finally:
             peer.close()
@@ -202,7 +202,7 @@ def test_whatever_a_peer_raises_is_one_line() -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_a_peer_is_stopped_while_it_is_not_asked(tmp_path: Path) -> None:
-    """Its threads would spin on cores that others are measured on."""
+    """Its threads would spin on cores on which others are measured."""
     peer = HostedPeer("transformers", Material(save_tiny(tmp_path / "target", 3), None, tmp_path, "fp32", 64, frozenset(), 1))
     decoder = PeerDecoder(peer, "plain", peer.modes()["plain"])
     for _ in range(2):

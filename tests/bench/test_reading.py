@@ -1,4 +1,4 @@
-"""The floor under a forward: every byte is read, on one thread and on two."""
+"""The lower bound of a forward: every byte is read, on one thread and on two."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The report: what is summed, over which seconds, and from which beginning."""
+"""The report: how rows are summed, over which seconds, and where decoding begins."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from paceline.sequence import Speculation
 
 
 def tally(*answers: tuple[int, float, float]) -> Tally:
-    """A prompt each: tokens, seconds to the first and to the last of them."""
+    """One prompt per answer: tokens, seconds to the first token and to the last."""
     made = Tally()
     for prompt, (tokens, first_s, total_s) in enumerate(answers):
         made.add(prompt, Decoded(list(range(tokens)), first_s, 1, total_s, Speculation(steps=tokens, emitted_tokens=tokens)))
@@ -29,8 +29,8 @@ def test_all_tasks_together_are_weighed_by_what_they_took() -> None:
     total = with_total(rows)[-1]
     assert (total["task"], total["tokens"], total["prompts"]) == ("all tasks", 42, 2)
     assert total["tokens_per_s"] == pytest.approx(42 / 18)
-    assert total["decode_tokens_per_s"] == pytest.approx(40 / 16), "and not the mean of 10 and 2"
-    assert total["tau"] == pytest.approx(42 / 21), "and not the mean of 1 and 3.1"
+    assert total["decode_tokens_per_s"] == pytest.approx(40 / 16), "not the mean of 10 and 2"
+    assert total["tau"] == pytest.approx(42 / 21), "not the mean of 1 and 3.1"
 
 
 def test_the_decoding_of_a_peer_begins_where_its_own_plain_decoding_does() -> None:
@@ -66,4 +66,4 @@ def test_gains_come_with_the_range_of_their_repeats() -> None:
     once = [row for row in rows if row["task"] == "one"]
     for row in once:
         row["seconds"] = {name: [times[:1] for times in prompts] for name, prompts in row["seconds"].items()}
-    assert "range" not in speedups(once)["one"]["ngram"], "a single repeat has none"
+    assert "range" not in speedups(once)["one"]["ngram"], "a single repeat has no range"

@@ -1,4 +1,4 @@
-"""`paceline bench` as users and scripts meet it: the record, the tables, the files, exit codes, mistakes."""
+"""`paceline bench` for users and scripts: the record, the tables, the files, exit codes, mistakes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     folder = tmp_path_factory.mktemp("models")
     longer = {"max_position_embeddings": 512}
     target = str(save_tiny(folder / "target", 3, **longer))
-    # compiles what a fresh machine lacks, which would be told beside what is tested here
+    # compiles missing kernels, whose messages would appear in the tested output
     LLM(target, "auto")
     return target, str(save_tiny(folder / "draft", 3, disturbed=0.3, **longer))
 
@@ -51,7 +51,7 @@ def tasks(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(autouse=True)
 def same_threads():
-    """`--threads` holds for the process; other tests shall not notice."""
+    """`--threads` changes the whole process; other tests must not be affected."""
     import torch
 
     before = torch.get_num_threads()
@@ -137,7 +137,7 @@ def test_tables_name_what_is_grown_and_what_is_not_installed(monkeypatch, capsys
 
 
 def test_the_record_is_written_though_printing_the_tables_fails(monkeypatch, models, tmp_path: Path) -> None:
-    """And names are names, whatever they look like to what prints them."""
+    """And names are printed literally, even if they look like markup."""
     tasks, shown = tmp_path / "tasks.jsonl", []
     tasks.write_text(json.dumps({"prompt": "the thin", "task": "a[/b]x[red]"}))
 
@@ -233,7 +233,7 @@ def test_a_peer_that_fails_is_named_with_its_reason(monkeypatch, capsys, models,
 
 
 def test_a_text_that_differs_ends_with_exit_code_1(monkeypatch, capsys, models, tasks) -> None:
-    """With a verifier that accepts whatever is drafted."""
+    """With a verifier that accepts every drafted token."""
     from paceline.step import Verdict
     from paceline.verifiers.match import Match
 
@@ -253,7 +253,7 @@ def test_a_text_that_differs_ends_with_exit_code_1(monkeypatch, capsys, models, 
 
 @pytest.mark.parametrize("at_once", [1, 2])
 def test_a_request_that_the_engine_gives_up_ends_the_run(monkeypatch, capsys, models, tasks, at_once: int) -> None:
-    """What it emitted until then is no answer, though a short one."""
+    """Tokens emitted until then do not count as a short answer."""
     honest = Engine.step
 
     def step(self: Engine) -> list[Progress]:
@@ -283,12 +283,12 @@ def test_rules_and_policies_run_side_by_side(monkeypatch, capsys, models, tasks)
         f"model:{models[1]}, block, fixed": "law",
         f"model:{models[1]}, block, adaptive": "law",
     }
-    assert record["equal"], "of those that promise the text"
+    assert record["equal"], "of the modes that promise the text"
     assert list(record["settings"]["modes"]) == ["plain", *record["settings"]["drafts"]] == list(kept)
     assert record["settings"]["modes"][f"model:{models[1]}, block, adaptive"] == {
         "draft": f"model:{models[1]}", "verify": "block", "policy": "adaptive",
     }  # fmt: skip
-    assert record["failed"] == {}, "each of them answered in a process of its own too"
+    assert record["failed"] == {}, "each was also measured in a process of its own"
 
 
 def test_memory_is_that_of_the_same_draft_rule_policy_and_sampling(monkeypatch, capsys, models, tasks) -> None:
@@ -391,7 +391,7 @@ def test_a_load_never_overwrites_another(tmp_path: Path) -> None:
 
 
 def test_a_load_that_cannot_be_written_leaves_no_file(monkeypatch, tmp_path: Path) -> None:
-    """An empty one would be read as a record by whoever draws the page."""
+    """An empty file would be read as a record when the page is drawn."""
     record = {
         "find_rate": None, "levels": [{"load": {"kind": "rate", "value": 1.0}}], "server": {"model": "m"},
         "settings": {"endpoint": "chat", "against": None},
@@ -419,7 +419,7 @@ def test_checking_that_a_folder_is_writable_leaves_no_file(monkeypatch, tmp_path
 
 
 def test_a_lossy_rule_is_run_by_leave_and_named(monkeypatch, capsys, models, tasks, tmp_path: Path) -> None:
-    """Its texts differ, and the run is none the worse for it: nothing else was promised."""
+    """Its texts differ, and the run succeeds all the same: nothing else was promised."""
     call = (models[0], "--draft", f"model:{models[1]}", "--verify", "typical:epsilon=0.0001", "--tasks", tasks, *FEW)
     assert run(monkeypatch, *call) == 2
     assert "allow it by --lossy, in Python by lossy=True" in capsys.readouterr().err
@@ -494,7 +494,7 @@ def test_mistyped_options_are_refused_before_a_model_is_looked_for(monkeypatch, 
 
 def test_peak_memory_is_measured_for_prompts_that_no_command_line_could_hold(monkeypatch, models, tmp_path: Path) -> None:
     options = (models[0], "--max-tokens=2", "--draft=none")
-    # files of the folder that one happens to be in are nobody's modules
+    # files in the current folder must not be imported as modules
     (tmp_path / "queue.py").write_text("raise RuntimeError")
     monkeypatch.chdir(tmp_path)
     assert peak_of_answering("the thin\0thing", options, 1)

@@ -1,4 +1,4 @@
-"""The benchmark of a step's overhead runs: nobody else would notice that it does not."""
+"""The benchmark of a step's overhead runs: nothing else would show that it does not."""
 
 from __future__ import annotations
 

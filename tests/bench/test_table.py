@@ -1,4 +1,4 @@
-"""The tables of a run: names are folded where their parts end, never within one, and only where a terminal is narrow."""
+"""The tables of a run: names are folded between their parts, never within one, and only on narrow terminals."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SPEC = 'ngram+model:"paceline-14m-draft",depth=8@int8^recycle, rejection'
 
 
 def shown(width: int, terminal: bool, *names: str) -> list[str]:
-    """Lines of a table as wide as that of speeds, with a row for each name."""
+    """Lines of a table with the columns of the speed table, with a row for each name."""
     numbers = ("tokens", "rate", "gain", "decoding", "gain", "tau", "same")
     made = table._table("title", 2, "task", "mode", *numbers)
     for name in names:

@@ -35,9 +35,9 @@ def test_the_categories_of_mt_bench_are_one_family_where_all_of_them_are_there(t
     file.write_text("\n".join(map(json.dumps, [*rows, {"category": "qa", "turns": ["Who?"]}])))
     tasks = {task.name: task.items for task in load_tasks(str(file))}
     assert {name: len(items) for name, items in tasks.items()} == {"multi-turn": 16, "qa": 1}
-    assert {item.texts[0].split()[0] for item in tasks["multi-turn"][:8]} == set(names), "the first few are of all kinds"
+    assert {item.texts[0].split()[0] for item in tasks["multi-turn"][:8]} == set(names), "the first ones cover all categories"
     file.write_text("\n".join(map(json.dumps, rows[2:])))
-    assert len(load_tasks(str(file))) == 7, "a file of some of them means what it says"
+    assert len(load_tasks(str(file))) == 7, "a file with only some of the categories keeps them separate"
 
 
 def test_categories_of_a_file_can_be_chosen(tmp_path: Path) -> None:
@@ -71,7 +71,7 @@ def test_every_built_in_task_has_several_distinct_prompts() -> None:
     assert len(set(prompts)) == len(prompts)
     assert all(len(task.items) >= 3 for task in tasks)
     shown = {example.split("=>")[0] for task in tasks for example in task.examples}
-    assert not shown & {prompt.split("=>")[0] for prompt in prompts}, "no prompt is solved in its own context"
+    assert not shown & {prompt.split("=>")[0] for prompt in prompts}, "no prompt contains its own solution"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What threads are worth: every one multiplies all there is, and they meet as often as they are told."""
+"""The benchmark of threads: each multiplies everything on its own, and they synchronise as often as stated."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Whatever was staged, committed, truncated, forked or released: a cache holds what a fresh prefill would write.
+"""However it was staged, committed, truncated, forked or released, a cache holds what a fresh prefill would write.
 
-The stores are driven with made-up contents: what is written for a token is a hash of the text up to and with it, so that a
-slot out of place, a stale one, or one that two sequences share shows at once.
+Tests write made-up contents: for each token a hash of the text up to and including it, so that a misplaced slot, a stale one, or
+one that two sequences share shows at once.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ KEYS = st.integers(0, 3)
 
 
 def mark(text: tuple[int, ...]) -> int:
-    """Small enough to be exact in float32."""
+    """A hash small enough to be exact in float32."""
     return hash(text) % 10**7
 
 
 def marks_of(segment: Segment) -> list[int]:
-    """What a forward writes for each row of a segment."""
+    """The mark a forward writes for each row of a segment."""
     tokens, end = segment.sequence.tokens, segment.start + segment.chain
     marks = [mark(tuple(tokens[: slot + 1])) for slot in range(segment.start, end)]
     tree = segment.tree
@@ -47,20 +47,20 @@ def marks_of(segment: Segment) -> list[int]:
 
 
 class Store(ABC):
-    """One kind of cache, and how a forward would write to it and a test reads it."""
+    """One kind of cache, with the writes of a forward and the reads of a test."""
 
     cache: KVCache
 
     @abstractmethod
     def write(self, step: Step, part: float = 1.0) -> None:
-        """Write the rows of a staged step; with `part` < 1 the forward breaks off on the way."""
+        """Write the rows of a staged step; with `part` < 1 the forward fails halfway."""
 
     @abstractmethod
     def contents(self, key: int) -> list[list[int]]:
         """The marks held for a sequence, once per tensor."""
 
     def counted_bytes(self) -> int:
-        """What the cache should say it holds, tensor by tensor."""
+        """The bytes the cache should report, summed over its tensors."""
         return self.cache.held_bytes
 
 
@@ -94,7 +94,7 @@ class Dense(Store):
 
 
 class Panels(Store):
-    """Panels of four slots, so that short lives cross many borders."""
+    """Panels of four slots, so that short texts span several panels."""
 
     def __init__(self) -> None:
         self.cache: PanelCache = PanelCache(Shape(layers=2, heads=2, size=6, panel=4))
@@ -125,7 +125,7 @@ class Panels(Store):
 
 
 class Lists:
-    """Opaque states that are lists, which a forward extends in place."""
+    """Opaque states as lists, which a forward extends in place."""
 
     def new(self) -> list[int]:
         return []
@@ -188,7 +188,7 @@ STORES: dict[str, type[Store]] = {"dense": Dense, "panels": Panels, "trees": Who
 
 
 def grow(store: Store, owner: Sequence) -> None:
-    """One step that feeds all that is missing, and its commit."""
+    """One step that feeds all missing tokens, and its commit."""
     step = Step.of([missing(store.cache, owner)])
     store.cache.stage(step)
     store.write(step)
@@ -196,7 +196,7 @@ def grow(store: Store, owner: Sequence) -> None:
 
 
 class Life(RuleBasedStateMachine):
-    """Sequences come, grow, lose their tails, split and go; the truth is a plain list of tokens each."""
+    """Sequences come, grow, are truncated, fork and go; the expected contents follow from a plain list of tokens each."""
 
     kind: type[Store]
 
@@ -375,7 +375,7 @@ def test_slabs_outgrow_their_first_capacity(name: str) -> None:
 
 
 def test_going_back_over_snapshots_replays_little() -> None:
-    """After many single tokens the newest states are dense and the older ones sparse: going back n replays a few times n."""
+    """Recent snapshots are dense and older ones sparse: going back n tokens replays at most a few times n."""
     store, owner = Snapshots(), sequence(0, [0])
     for token in range(200):
         grow(store, owner)

@@ -1,4 +1,4 @@
-"""Dense slabs where memory ends."""
+"""Dense slabs when memory runs out."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The paged cache keeps the laws of every cache, shares pages between forks until one writes, and says when it is full.
+"""The paged cache passes the tests of every cache, shares pages between forks until one writes, and raises an error when full.
 
-Source of the laws: `test_cache`, whose sequences come, grow, lose their tails, split and go.
+Source of the invariants: `test_cache`, whose sequences come, grow, are truncated, fork and go.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from stepping import accept, missing, sequence
 
 
 class Paged(Store):
-    """Pages of four slots, so that short lives cross many borders."""
+    """Pages of four slots, so that short texts span several pages."""
 
     def __init__(self, pages: int = 64, *, grows: bool = False) -> None:
         self.cache: PagedCache = PagedCache(pages, page_size=4, grows=grows)
@@ -67,7 +67,7 @@ class PagedLife(Life):
 
 
 class Growing(Paged):
-    """From two pages on, so that it grows while sequences share and move."""
+    """Starts with two pages, so that it grows while sequences share and move."""
 
     def __init__(self) -> None:
         super().__init__(2, grows=True)
@@ -105,7 +105,7 @@ def test_forks_share_pages_until_one_writes() -> None:
     assert store.cache._pool.used == 3, "the full page is still shared, the last one was copied"
     other = sequence(1, [*range(6), 9])
     grow(store, other)
-    assert store.cache._pool.used == 3, "what nobody else holds any more is written in place"
+    assert store.cache._pool.used == 3, "a page with no other holder is written in place"
     store.cache.release(0)
     assert store.cache._pool.used == 2
     store.cache.release(1)
@@ -238,10 +238,10 @@ def test_without_memory_for_twice_as_many_pages_there_are_as_many_as_are_needed(
     assert counts == [9, 8]
     assert store.contents(0) == before
     assert store.cache.length(1) == store.cache._pool.free == 0
-    assert store.cache.moves == moves, "what was recorded over these stores is good still"
+    assert store.cache.moves == moves, "recorded graphs of these stores are still valid"
     most = 8
     grow(store, other)
-    assert counts == [9, 8, 9, 8, 8, 8, 8], "in vain for the first of four stores, and then for each"
+    assert counts == [9, 8, 9, 8, 8, 8, 8], "9 fails for the first of four stores, then 8 succeeds for each"
     assert store.cache.moves == moves + 1
     assert store.contents(0) == before
     assert store.cache._pool.free == 0
@@ -276,7 +276,7 @@ def test_a_pool_that_cannot_grow_halves_what_it_asks_for(monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("room", range(18, 60, 3))
 def test_a_pool_grows_as_far_as_memory_goes(room: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """room: pages of single stores that there is memory for, those that are copied among them."""
+    """room: pages of single stores that fit in memory, including the ones being copied."""
     cache, enlarged = PagedCache(2, 4, grows=True), paged._enlarged
 
     def held_pages() -> int:
@@ -296,6 +296,6 @@ def test_a_pool_grows_as_far_as_memory_goes(room: int, monkeypatch: pytest.Monke
         for held in range(0, 400, 4):
             cache.stage(Step.of([missing(cache, owner, upto=held + 4)]))
             cache.commit([Verdict()])
-    # four stores, and one of them twice while it is copied
+    # four stores, one of which exists twice while it is copied
     assert 5 * (cache._pool.count + 2) > room
     assert cache.length(0) == held == 4 * cache._pool.count

@@ -1,6 +1,6 @@
-"""Panels keep the laws of every cache while their slabs double, and never show a number that nobody wrote.
+"""Panels pass the tests of every cache while their slabs double, and never expose a number that was not written.
 
-Source of the laws: `test_cache`, whose sequences come, grow, lose their tails, split and go.
+Source of the invariants: `test_cache`, whose sequences come, grow, are truncated, fork and go.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ class PanelLife(Life):
 def test_any_order_of_operations_in_doubling_slabs_leaves_a_prefix_of_the_text(
     monkeypatch: pytest.MonkeyPatch, runs: int, steps: int
 ) -> None:
-    """They begin with one panel, so that nearly every step needs more room."""
+    """Slabs begin with one panel, so that nearly every step needs more room."""
     monkeypatch.setattr(slabs, "FIRST_CAPACITY", 4)
     live(PanelLife, runs, steps)
 
 
 @pytest.mark.parametrize("path", [(1,), (2,), (2, 5), (1, 3), (4, 6, 7), ()])
 def test_accepted_slots_move_together(path: tuple[int, ...]) -> None:
-    """Also onto slots that are themselves moved: (4, 6, 7) goes where 2 and 3 of the tree were, across a panel's border."""
+    """Destinations may be sources too, as in (2, 5); (4, 6, 7) moves to the slots of nodes 1 to 3, across a panel border."""
     store, owner = Panels(), sequence(0, range(6))
     grow(store, owner)
     owner.commit((7,), ())
@@ -62,7 +62,7 @@ def test_accepted_slots_move_together(path: tuple[int, ...]) -> None:
 
 
 def test_slots_never_written_are_zero() -> None:
-    """A probability of zero times what lies there must be zero, also where the slab has grown over it."""
+    """A probability of zero times the contents must be zero, also in slots added when the slab grew."""
     cache, owner = PanelCache(Shape(1, 1, 5, 8)), sequence(0, range(300))
     cache.stage(Step.of([missing(cache, owner)]))
     slab = cache.slab(0)
@@ -82,7 +82,7 @@ def test_room_can_be_had_and_counted_outside_of_a_step() -> None:
     assert bool((slab.values[:, :, :, 0] == 1).all())
     before = cache.held_bytes
     cache.fork(3, 4)
-    # of a fork no more is copied than is held
+    # a fork copies no more than the used panels
     assert cache.held_bytes == before + before // 4
     slab.keys[:, :, 0] = 5.0
     assert np.array_equal(cache.slab(4).keys[:, :, 0, :, 0], np.ones((1, 1, 4)))

@@ -1,4 +1,4 @@
-"""Where the server is: PACELINE_URL, set by run.py."""
+"""The server's address and key, from environment variables set by run.py."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ def main(clients: Path) -> int:
         variables |= {"OPENAI_API_KEY": KEY, "LITELLM_LOCAL_MODEL_COST_MAP": "True", "DO_NOT_TRACK": "1"}
         python = clients / "venv" / "bin" / "python"
         commands = {
-            # the tests around this folder need what the clients' environment does not have
+            # pytest files in parent folders need packages that the clients' environment lacks
             "python": [
                 *(python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "asyncio_mode=auto"),
                 *("-c", os.devnull, "--rootdir", HERE, "--confcutdir", HERE, HERE),
@@ -31,7 +31,7 @@ def main(clients: Path) -> int:
                 *(clients / "venv" / "bin" / "schemathesis", "--config-file", HERE / "schemathesis.toml"),
                 *("run", f"{served.url}/openapi.json"),
                 *("--header", f"Authorization: Bearer {KEY}", "--max-examples", "60", "--seed", "7", "--checks", "all"),
-                # rules between fields are no part of JSON Schema: whoever breaks them is refused in a sentence
+                # JSON Schema cannot express rules between fields: the server refuses such requests in a sentence
                 *("--exclude-checks", "positive_data_acceptance"),
                 *("--request-timeout", "60", "--no-color"),
             ],

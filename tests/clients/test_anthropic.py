@@ -8,7 +8,7 @@ import pytest
 MODEL = "paceline-14m"
 ASKED = [{"role": "user", "content": "name[Aromi], eatType[coffee shop], food[Chinese]"}]
 GREEDY = {"temperature": 0}
-"""The client no longer names it."""
+"""Sent as an extra field: the client no longer has a parameter for it."""
 TOOL = {
     "name": "book",
     "description": "Book a table",

@@ -1,8 +1,8 @@
-"""LangChain's chat model for OpenAI, by LangChain's own standard tests.
+"""LangChain's chat model for OpenAI, run through LangChain's own standard tests.
 
-The server keeps an answer to the form that is asked for; what stands in it is the model's, and a model of 14M parameters neither
-calls the right tool once nor tells a joke. Tests that judge that are expected to fail, by the way LangChain has for it, and
-`test_openai.py` has the server's part of them.
+The server constrains an answer to the requested form; its content is the model's, and a model of 14M parameters neither calls
+the right tool once nor tells a joke. Tests of content are expected to fail, marked the way LangChain provides for, and
+`test_openai.py` tests the server's part of them.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class TestIntegration(ChatModelIntegrationTests):
     def supports_json_mode(self) -> bool:
         return True
 
-    # how LangChain has it: a test that cannot pass is overridden, with its reason
+    # LangChain's convention: a test that cannot pass is overridden, with its reason
     @SENSE
     def test_tool_calling(self, model: BaseChatModel) -> None:
         super().test_tool_calling(model)

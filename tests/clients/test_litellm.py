@@ -1,4 +1,4 @@
-"""LiteLLM, as a provider of OpenAI's form and as one of hosted vLLM's."""
+"""LiteLLM with this server as an OpenAI-compatible provider and as a hosted vLLM."""
 
 from __future__ import annotations
 

@@ -160,7 +160,7 @@ def test_predicted_outputs(client: openai.OpenAI) -> None:
     assert again.choices[0].message.content == text
     assert again.usage is not None
     assert again.usage.completion_tokens_details is not None
-    # how much is drafted in which step is the policy's to say, by what steps take
+    # the policy decides how much is drafted in which step, by measured times
     assert 2 * (again.usage.completion_tokens_details.accepted_prediction_tokens or 0) > again.usage.completion_tokens
 
 

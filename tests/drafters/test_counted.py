@@ -1,4 +1,4 @@
-"""Unigrams and bigrams: counts against a plain count of the whole text, and the trees that they make."""
+"""Unigrams and bigrams: their counts against a plain count of the whole text, and the trees drafted from them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ WIDTHS = st.integers(1, 4)
 
 
 def surroundings(vocab_size: int = 256) -> Any:
-    """A tokenizer of bytes."""
+    """Surroundings with a tokenizer of bytes."""
     return SimpleNamespace(
         tokenizer=SimpleNamespace(encode=lambda text, special: list(text.encode())), target=SimpleNamespace(vocab_size=vocab_size)
     )
@@ -39,7 +39,7 @@ def written(folder: Path, text: str) -> str:
 
 
 def checked(counts: Counts, context: int, wanted: Counter[int], width: int) -> None:
-    """The commonest of a context, in whatever order where they are equally common."""
+    """Checks the most frequent tokens of a context; equally frequent ones may come in any order."""
     best = counts.best(context)
     assert counts.total(context) == wanted.total()
     assert [count for _, count in best] == [count for _, count in wanted.most_common(width)]
@@ -93,7 +93,7 @@ def test_bigrams_of_a_request_are_what_followed_its_last_token() -> None:
     drafter, owner = bigram.BigramDrafter(bigram.Options(depth=4)), request([1, 2, 3, 1, 2, 4, 1, 2, 3, 1])
     tree = proposed(drafter, owner)
     assert tree.is_chain
-    assert tree.tokens == (1, 2, 3, 1, 2), "a chain may go round"
+    assert tree.tokens == (1, 2, 3, 1, 2), "a chain may repeat its tokens"
     assert tree.confidences[1:3] == (pytest.approx(3 / 4), pytest.approx(2 / 4))
     wide = proposed(bigram.BigramDrafter(bigram.Options(width=2)), request([1, 2, 3, 1, 2, 4, 1, 2, 3, 1, 2]))
     assert list(wide.children[0]) == [3, 4]
@@ -104,7 +104,7 @@ def test_a_token_with_no_followers_falls_back_on_the_commonest_tokens() -> None:
     assert tree.tokens == (2, 1)
     assert tree.confidences[1] == pytest.approx(3 / 5)
     tree = proposed(bigram.BigramDrafter(bigram.Options(depth=1, width=2)), request([1, 5, 1, 1, 5]))
-    assert list(tree.children[0]) == [1, 5], "and what else may follow one that has few"
+    assert list(tree.children[0]) == [1, 5], "and frequent tokens fill up after few followers"
 
 
 def test_what_is_unlikely_is_not_drafted() -> None:
@@ -177,7 +177,7 @@ def test_a_file_is_counted_once_for_all_requests(tmp_path: Path) -> None:
     file = written(tmp_path, "the cat and the hat and the bat")
     drafter = bigram.build(bigram.Options(file=file, depth=3), surroundings())
     assert tree_text(proposed(drafter, request(b"x t"))) == "the "
-    assert tree_text(proposed(drafter, request(b"Q", key=1)))[0] == "Q", "a token that the file lacks"
+    assert tree_text(proposed(drafter, request(b"Q", key=1)))[0] == "Q", "a token that is not in the file"
     assert drafter.held_bytes == 0
     commonest = unigram.build(unigram.Options(file=file), surroundings())
     assert tree_text(proposed(commonest, request(b"q"))) == "q "

@@ -1,4 +1,4 @@
-"""Retrieval: the datastore against its definition, a scan of its documents; how it is built, read, and refused."""
+"""Retrieval: the datastore against its definition, a scan of its documents; and how it is built, read and refused."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ settings.register_profile("still", derandomize=True, deadline=None, max_examples
 settings.load_profile("still")
 
 END, VOCABULARY = 9, 10
-# few letters and long documents: most strings stand there several times; some documents hold the end themselves
+# few different tokens, long documents: most strings occur several times; some documents contain the end token themselves
 DOCUMENTS = st.lists(st.lists(st.sampled_from([0, 1, 2, 9]), min_size=1, max_size=40), min_size=1, max_size=5)
 TEXTS = st.lists(st.integers(0, 2), min_size=1, max_size=24)
 ENOUGH = 16
@@ -75,7 +75,7 @@ def proposed(drafter: DatastoreDrafter, text: list[int], budget: Budget | None =
 
 
 def continuations(documents: list[list[int]], string: list[int]) -> list[list[int]]:
-    """What follows each occurrence, up to the document's end, which counts as the token that ends a text."""
+    """The continuation of each occurrence, up to the end of the document, which counts as the end token."""
     size, found = len(string), []
     for document in documents:
         for at in range(len(document) - size + 1):
@@ -86,7 +86,7 @@ def continuations(documents: list[list[int]], string: list[int]) -> list[list[in
 
 
 def likely(documents: list[list[int]], text: list[int], shortest: int) -> Callable[[list[int]], float] | None:
-    """How likely a continuation is, by the definition; None where nothing matches."""
+    """The probability of a continuation, by the definition; None if nothing matches."""
     matches = [text[len(text) - size :] for size in range(min(len(text), LONGEST_MATCH), shortest - 1, -1)]
     counted = [(match, continuations(documents, match)) for match in matches]
     longest = next(((match, found) for match, found in counted if found), None)
@@ -123,7 +123,7 @@ def test_a_draft_is_what_a_scan_of_the_documents_finds(
         assert chances[node] >= 0.03 - 1e-9
         assert paths[node].index(END) == len(paths[node]) - 1 if END in paths[node] else True
     assert chances[1:] == sorted(chances[1:], reverse=True) or np.allclose(chances[1:], sorted(chances[1:], reverse=True))
-    # what was left out is no likelier than what was taken
+    # nodes left out are no likelier than nodes in the tree
     room = len(tree) - 1 < nodes
     for path in paths:
         if len(path) < depth and END not in path:
@@ -217,7 +217,7 @@ def test_what_can_be_no_datastore_is_refused_in_one_sentence(tmp_path: Path, nam
 
 
 def test_damage_that_goes_unseen_costs_speed_alone(tmp_path: Path) -> None:
-    """Done behind its back, since opening would find it: suffixes that point nowhere, tokens that are none."""
+    """Files are changed after opening, which would detect it: suffixes that point nowhere, invalid token ids."""
     stream = np.random.default_rng(0)
     folder = stored(tmp_path, [stream.integers(0, 3, 9000).tolist()])
     draft = drafter(folder)
@@ -243,7 +243,7 @@ def test_a_datastore_of_another_tokenizer_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("own", "end"), [({END}, END), (set(), 5), ({7}, 5)])
 def test_of_several_ends_the_one_of_the_tokenizer_is_drafted(tmp_path: Path, own: set[int], end: int) -> None:
-    """A model of conversations ends its answers in it; where it has none that ends a text, in the least."""
+    """Answers of a chat model end in the tokenizer's end token; without a usable one, the smallest eos id is drafted."""
     folder = stored(tmp_path, [[1, 2, 3]])
     surroundings = SimpleNamespace(
         tokenizer=SimpleNamespace(fingerprint="ours", ends=frozenset(own)),
@@ -286,7 +286,7 @@ def test_a_datastore_is_built_without_posix_fallocate(monkeypatch: pytest.Monkey
 
 
 def said(file: Path) -> list[str]:
-    """The documents of a file."""
+    """The documents read from a file."""
     documents, open_ = [], ""
     for piece in pieces(file):
         open_ += piece.text
@@ -392,7 +392,7 @@ def test_a_row_larger_than_the_limit_is_refused_without_reading_it_whole(
     file.write_bytes(gzip.compress(rows.encode()))
     assert said(file) == ["a" * ((1 << 20) - 13)]
     file.write_bytes(gzip.compress(rows.encode() + bytes(64 << 20)))
-    # what is imported on the way takes memory of its own
+    # imports on the way allocate memory of their own
     assert run(monkeypatch, "datastore", "build", str(tmp_path / "none"), "--out", str(out), "--model", target) == 2
     capsys.readouterr()
     tracemalloc.start()

@@ -1,4 +1,4 @@
-"""Drafts of what a grammar forces."""
+"""Drafts of tokens that a grammar forces."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_a_request_without_a_grammar_is_not_drafted_for_and_costs_no_time() -> N
     began = perf_counter()
     for _ in range(1000):
         drafter.propose([sequence], budgets)
-    # seconds for a thousand, with room for a busy machine
+    # seconds per 1,000 calls; the bound leaves room for a busy machine
     assert perf_counter() - began < 0.1
 
 

@@ -1,4 +1,4 @@
-"""Jacobi: the next block is what the target chose at this one's rows; with the position's noise the iteration meets the text."""
+"""Jacobi: the next block is the target's choices at the rows of this block; with the noise of the position it converges."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def drafter(block: int = 4, coupled: bool = True) -> JacobiDrafter:
 
 
 def constant(vocab_size: int = 12) -> TableModel:
-    """A target that minds neither tokens nor order: its choices depend on the noise of the position alone."""
+    """A target that ignores its context: its choices depend only on the noise of the position."""
     model = TableModel(vocab_size)
     model.table[:] = model.table[0]
     return model
@@ -48,12 +48,12 @@ def test_the_next_block_is_what_the_target_chose_behind_what_was_emitted(params:
         ]
         following = list(run.drafter.propose([run.owner], [run.drafter.budget])[0].tokens[1:])
         assert following[: len(expected)] == expected
-        assert set(following[len(expected) :]) <= set(PROMPT), "what nobody has chosen yet is drawn from the prompt"
+        assert set(following[len(expected) :]) <= set(PROMPT), "tokens not chosen yet are drawn from the prompt"
 
 
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 def test_jacobi_converges_in_one_step_on_a_target_without_memory(params: SamplingParams) -> None:
-    """At a temperature this takes the noise of the very position of each token. A block that is all right leaves no next one."""
+    """At a temperature only with the noise of each token's own position. After a fully accepted block no choices are left."""
     model = constant()
     never = [int(model.table[0].argmin())]
     coupled = Run(drafter(), model, request(never, params))
@@ -64,7 +64,7 @@ def test_jacobi_converges_in_one_step_on_a_target_without_memory(params: Samplin
 
 
 def test_jacobi_marks_its_drafts_as_coupled_where_they_use_the_noise() -> None:
-    """Rules that test a token against other numbers than the noise it was chosen with must be able to refuse it."""
+    """Rules that test tokens with random numbers independent of the noise must be able to refuse such drafts."""
     for coupled, params, kind in (
         (True, GREEDY, Proposal.POINT), (True, SAMPLED, Proposal.COUPLED), (False, SAMPLED, Proposal.POINT),
     ):  # fmt: skip
@@ -109,7 +109,7 @@ def test_a_jacobi_block_trimmed_beside_other_drafts_keeps_the_text_of_plain_deco
 
 
 def test_a_text_without_a_prompt_is_guessed_from_its_answer() -> None:
-    """As inside a cascade that goes through text, for a tokenizer that begins with nothing."""
+    """As inside a cascade with bridge=text, for a tokenizer that puts no token in front."""
     owner = Sequence(0, (), SamplingParams(), 0)
     owner.commit((5,), ())
     assert drafter().propose([owner], [Budget(3, 3)])[0].tokens == (5, 5, 5, 5)
@@ -137,4 +137,4 @@ def test_a_released_or_truncated_sequence_starts_anew_from_its_tokens() -> None:
     run.step()
     run.owner.finish_reason = "stop"
     run.step()
-    assert run.drafter.held_bytes == 0, "nothing is learnt for a request that has ended"
+    assert run.drafter.held_bytes == 0, "nothing is stored for a request that has ended"

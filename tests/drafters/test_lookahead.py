@@ -1,4 +1,4 @@
-"""Lookahead: the window against its definition, levels and columns written out; the pool against the history of its n-grams."""
+"""Lookahead: the window against its definition by levels and columns; the pool against the history of its n-grams."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ Path = tuple[int, ...]
 
 
 def chosen_after(root: int, path: Path) -> int:
-    """What a made-up target chooses at a probe."""
+    """The choice of a simulated target at a probe."""
     return hash((root, *path, 17)) % VOCABULARY
 
 
 class Levels:
-    """The window as the paper draws it: `levels[0]` is all but the root, which is its column 0; filled level by level."""
+    """The window as in the paper: `levels[0]` is the first level without the root, its column 0; filled level by level."""
 
     def __init__(self, options: Options, tokens: list[int]) -> None:
         self.width, self.depth = options.window, options.ngram - 1
         self.levels = [tokens]
 
     def paths(self) -> dict[tuple[int, int], Path]:
-        """(column, level) -> the tokens below the root that this row sees, itself last; the root itself sees none."""
+        """(column, level) -> the tokens below the root visible to this row, its own last; none for the root."""
         first, *others = self.levels
         seen = {(column, 0): tuple(first[:column]) for column in range(len(first) + 1)}
         for level, tokens in enumerate(others, 1):
@@ -48,7 +48,7 @@ class Levels:
         return seen
 
     def move(self, root: int) -> list[Path]:
-        """Take in what is chosen at the last level; the n-grams that makes."""
+        """Add the choices at the last level; returns the completed n-grams."""
         last, paths = len(self.levels) - 1, self.paths()
         columns = range(len(self.levels[last]) + (last == 0))
         new = [chosen_after(root, paths[column, last]) for column in columns]
@@ -70,7 +70,7 @@ class History:
         self.width, self.seen = width, list[Path]()
 
     def behind(self, token: int) -> list[Path]:
-        """The last few different ones that begin with a token, the latest first."""
+        """The last `width` different continuations of a token, the latest first."""
         behind = [ngram[1:] for ngram in reversed(self.seen) if ngram[0] == token]
         return list(dict.fromkeys(behind))[: self.width]
 
@@ -182,7 +182,7 @@ def test_lookahead_trimmed_beside_other_drafts_keeps_the_text_of_plain_decoding(
         right = truth(model, run.owner)
         other = Run(LookaheadDrafter(Options(window=2, ngram=3)), model, Sequence(3, tuple(run.owner.tokens), params, 5))
         tree = other.drafter.propose([other.owner], [other.drafter.budget])[0]
-        # the other drafter's probes have another name
+        # the other drafter's probes have another source name
         other_tree = DraftTree(tree.tokens, tree.parents, sources=("", *["other"] * (len(tree) - 1)), probes=tree.probes)
         beside = [DraftTree.chain(run.owner.root, (right, 5), "chain"), DraftTree.root(run.owner.root), other_tree][at % 3]
         taken.append(run.step(beside=beside, room=(3, 6, 30)[at % 5 % 3]))

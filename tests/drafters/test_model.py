@@ -1,4 +1,4 @@
-"""The drafter of the method `model`: what its options mean, what a rule gets of it, and what it learns."""
+"""The drafter `model`: the meaning of its options, the kinds of draft that rules get, and what it learns."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_a_model_that_cannot_branch_drafts_only_chains(spec: str) -> None:
 
 @pytest.mark.parametrize("spec", ["model:x,width=2", "model:x,tree=static", "model:x,tree=dynamic", "model:x,samples=2"])
 def test_drafts_depend_on_the_text_alone(spec: str) -> None:
-    """Whatever was drafted, accepted, released or forked before. What was learnt stays, so shapes are held still here."""
+    """Earlier drafts, acceptances, releases and forks have no effect. Learnt acceptance stays, so the shapes are fixed here."""
     drafter, fresh, draw = drafter_of(spec), drafter_of(spec), torch.Generator().manual_seed(0)
     owner = owners_of(1)[0]
     for turn in range(30):
@@ -186,7 +186,7 @@ def _twin(owner: Sequence, key: int) -> Sequence:
 
 
 def test_a_static_tree_takes_the_shape_that_is_best_for_what_came_true() -> None:
-    """The second-best child is always the right one: a tree that is wide where it pays."""
+    """The second child is always the right one: the tree becomes wide."""
     drafter, owner = drafter_of("model:x,tree=static,nodes=6,depth=6"), owners_of(1, SamplingParams())[0]
     first = drafter.propose([owner], [drafter.budget])[0]
     assert len(first.siblings[0]) == 2
@@ -247,14 +247,14 @@ def plain(folder: Path, way: str) -> list[list[int]]:
 @pytest.mark.parametrize("options", ["", ",width=2", ",tree=static,nodes=7", ",tree=dynamic,nodes=7", ",bridge=text"])
 @pytest.mark.parametrize("kind", ["shuffled", "pieced"])
 def test_a_draft_in_other_tokens_changes_no_text(folder: Path, kind: str, options: str, batch: int, room: int, way: str) -> None:
-    """Batched, in chunks, and preempted."""
+    """In batches, in chunks, and preempted."""
     draft = f'model:"{folder / kind}"{options}'
     llm = LLM(str(folder / "target"), draft, policy="fixed", batch=batch, prefill_chunk=7, cache_tokens=room)
     done = llm.generate(PROMPTS, WAYS[way])
     assert [one.token_ids for one in done] == plain(folder, way)
     if kind == "shuffled" and way == "greedy":
         steps = sum(one.speculation.steps for one in done)
-        assert sum(len(one.token_ids) for one in done) / steps > 1.3, "the draft says nearly the same in other tokens"
+        assert sum(len(one.token_ids) for one in done) / steps > 1.3, "the draft gives nearly the same text in other tokens"
 
 
 def test_tokenizers_with_little_in_common_are_told_of_the_other_bridge(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -280,7 +280,7 @@ def test_the_inner_drafter_of_a_cascade_through_text_keeps_tenants_apart(folder:
     for key, tenant in enumerate(("one", "other")):
         drafter.propose([Sequence(key, tuple(PROMPTS[4]), SamplingParams(), 0, tenant=tenant)], [drafter.budget])
     assert isinstance(drafter, TextDrafter)
-    assert not drafter.info.ends_early, "a rule of stopping is of the target's tokens, and a draft as deep as it is granted"
+    assert not drafter.info.ends_early, "a stopping rule counts target tokens, so the draft gets its full depth"
     inside = drafter._model._model._pair.drafter  # pyright: ignore[reportAttributeAccessIssue]
     assert set(inside._tables) == {"one", "other"}
 
@@ -317,7 +317,7 @@ def test_a_real_draft_model_of_another_tokenizer_reaches_its_least_tau(options: 
     ],
 )
 def test_a_policy_that_ends_drafts_says_how_deep_they_go_where_nobody_did(policy: str, spec: str, levels: int) -> None:
-    """Such a policy never came to what its own options say."""
+    """With the default depth such a policy would never reach the depths of its own options."""
     around = replace(surroundings(), deepest=build_policy(policy).deepest)
     assert drafter_of(f"model:somewhere{spec}", around).budget.depth == levels
 

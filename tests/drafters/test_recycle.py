@@ -1,4 +1,4 @@
-"""Token recycling: the table against the rows of logits it was made from, the tree against the table, tenants apart."""
+"""Token recycling: the table against the rows of logits, the tree against the table, and the separation of tenants."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def teach(drafter: RecycleDrafter, tenant: str, tree: DraftTree, logits: torch.T
 
 
 def teach_all(drafter: RecycleDrafter, owners: list[Sequence], trees: list[DraftTree], logits: torch.Tensor) -> None:
-    """A step in which it is asked for a draft, and the target sees other trees all the same."""
+    """A step in which the drafter is asked for a draft, but the target verifies other trees."""
     drafter.propose(owners, [Budget(0, 0)] * len(owners))
     drafter.observe(owners, trees, [Verdict((), (1,))] * len(owners), Scores(logits))
 
@@ -50,7 +50,7 @@ def words(tree: DraftTree) -> set[tuple[int, ...]]:
 
 
 def likeliest(model: dict[int, list[int]], root: int, budget: Budget) -> list[float]:
-    """The definition: of all paths through the successors the likeliest by rank; how likely each is."""
+    """The definition: likelihoods by rank of the likeliest paths through the successors."""
     ranks = _acceptance(8)
     waiting, taken = [(1.0, (root,))], []
     while waiting and len(taken) <= budget.nodes:
@@ -68,7 +68,7 @@ def test_the_tree_holds_the_likeliest_successors_that_the_rows_seen_last_gave(se
     successors: dict[int, list[int]] = {}
     draw = torch.Generator().manual_seed(seed)
     for at in range(12):
-        # some tokens more than once in a tree, some as probes
+        # some tokens occur more than once in a tree, some as probes
         chain = torch.randint(VOCABULARY, (int(torch.randint(1, 9, (), generator=draw)),), generator=draw).tolist()
         tree = DraftTree((1, *chain), tuple(range(-1, len(chain))), probes=len(chain) // 2)
         logits = noise(len(tree), 100 * seed + at)
@@ -83,7 +83,7 @@ def test_the_tree_holds_the_likeliest_successors_that_the_rows_seen_last_gave(se
 
 
 def full(drafter: RecycleDrafter, seed: int = 0) -> dict[int, list[int]]:
-    """Teach it a successor of everything."""
+    """Teaches successors of all tokens; returns them."""
     logits = noise(VOCABULARY, seed)
     teach(drafter, "", DraftTree(tuple(range(VOCABULARY)), (-1, *[0] * (VOCABULARY - 1))), logits)
     return {token: row.topk(8).indices.tolist() for token, row in enumerate(logits)}
@@ -196,7 +196,7 @@ def test_a_table_that_could_not_grow_names_no_row_that_is_not_there(monkeypatch:
 def test_the_largest_are_found_in_order_however_many_rows_there_are(rows: int, size: int) -> None:
     logits, successors = noise(rows, 2, size), Successors(rows + 1, 8)
     order = logits.argsort(descending=True)[:, :8]
-    # rows of a wider matrix, too
+    # also for rows of a wider matrix
     for matrix in (logits, torch.nn.functional.pad(logits, (0, 3), value=9.0)[:, :size]):
         successors.tokens[:] = 0
         successors.note(matrix, range(rows, 0, -1))
@@ -236,19 +236,19 @@ def test_recycling_emits_over_1_2_tokens_per_step_on_the_embedded_model() -> Non
 
 
 def below_the_root(tree: DraftTree) -> set[int]:
-    """Children of the root that have children."""
+    """Tokens of the root's children that have children."""
     return {tree.tokens[tree.parents[node]] for node in range(1, len(tree)) if tree.depth[node] == 2}
 
 
 def test_the_shape_follows_what_comes_true() -> None:
-    """Where the second successor comes true and never the first, the tree goes wide, and on behind the second."""
+    """If the second successor is always right, never the first, the tree becomes wide and grows below the second."""
     drafter = RecycleDrafter(Options(nodes=6, depth=6), VOCABULARY)
     order = -torch.arange(VOCABULARY, dtype=torch.float32)
     owner = owner_of("", 3)
 
     def step(emitted: int) -> DraftTree:
         tree = drafter.propose([owner], [drafter.budget])[0]
-        # behind a token the next ones, the nearer the likelier
+        # the following token ids are the successors, the next one the likeliest
         logits = torch.stack([order.roll(token + 1) for token in tree.tokens])
         drafter.observe([owner], [tree], [Verdict((), (emitted,))], Scores(logits))
         return tree
@@ -258,7 +258,7 @@ def test_the_shape_follows_what_comes_true() -> None:
     for _ in range(600):
         after = step(5)
     assert below_the_root(before) == {4}
-    assert below_the_root(after) == {5}, "what hangs on the first would come true with it only"
+    assert below_the_root(after) == {5}, "nodes below the first successor would need it to be right"
     drafter.forget()
     for _ in range(9):
         begun = step(4)

@@ -1,4 +1,4 @@
-"""Drafts from a reference: right, edited, wrong, elsewhere; and what is kept, forgotten and looked at."""
+"""Drafts from a reference that is right, edited, wrong or moved; and the state stored, released and read for it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def text(size: int, stream: Random) -> list[int]:
 
 
 def edited(tokens: list[int], edits: int, stream: Random) -> list[int]:
-    """With so many tokens or pairs of tokens replaced, left out or put in."""
+    """Replaces, removes or inserts tokens or pairs of tokens, `edits` times."""
     tokens = list(tokens)
     for _ in range(edits):
         at = stream.randrange(1, len(tokens) - 2)
@@ -48,7 +48,7 @@ def test_drafts_of_a_reference_that_is_right_grow_to_their_full_length_and_end_w
     answer = [*range(1, 60), EOS]
     taken = steps(ReferenceDrafter(Options()), request(PROMPT, answer[:-1]), answer)
     assert [len(tree) - 1 for tree, _ in taken] == [1, 16, 16, 16, 6]
-    assert [emitted for _, emitted in taken] == [2, 17, 17, 17, 7], "that the answer ends costs no row"
+    assert [emitted for _, emitted in taken] == [2, 17, 17, 17, 7], "the end of the answer costs no extra row"
     sizes = [len(tree) - 1 for tree, _ in steps(ReferenceDrafter(Options(depth=5)), request(PROMPT, answer[:-1]), answer)]
     assert max(sizes) == 5
 
@@ -128,7 +128,7 @@ def test_a_wrong_reference_soon_costs_no_rows_and_can_come_back() -> None:
     reference, other = text(300, stream), text(200, stream)
     drafter, owner = ReferenceDrafter(Options()), request(PROMPT, reference)
     wrong = steps(drafter, owner, other)
-    assert rows(wrong) < 12, "tokens that both hold by chance are no reason to draft"
+    assert rows(wrong) < 12, "a few tokens in common by chance do not justify a draft"
     assert rows(wrong[20:]) <= 4
     right = steps(drafter, owner, [*other, *reference[40:140]])
     assert tau(right) > 5
@@ -146,7 +146,7 @@ def test_a_wrong_reference_is_not_even_asked_but_now_and_then() -> None:
         if asked[-1]:
             proposed(drafter, owner)
     assert sum(asked) == 10
-    assert tau(steps(drafter, owner, [*other, *reference[40:140]])) > 5, "and is followed again all the same"
+    assert tau(steps(drafter, owner, [*other, *reference[40:140]])) > 5, "but it is followed again"
 
 
 def test_a_reference_that_was_right_and_turns_wrong_is_given_up() -> None:
@@ -165,7 +165,7 @@ def test_drafting_begins_in_the_reference_where_the_prompt_ends() -> None:
 
 def test_without_a_reference_the_prompt_serves_as_one() -> None:
     drafter = ReferenceDrafter(Options())
-    assert len(proposed(drafter, request([1, 2, 3, 4], key=0))) == 1, "its beginning is nothing to go by"
+    assert len(proposed(drafter, request([1, 2, 3, 4], key=0))) == 1, "the prompt's beginning is not drafted"
     assert proposed(drafter, request([1, 2, 3, 4, 5, 1, 2, 3], key=1)).tokens[1:3] == (4, 5)
     assert len(proposed(drafter, request([1], key=2))) == 1
     owner = request([*range(1, 30), 100], key=3)
@@ -196,7 +196,7 @@ def test_a_released_or_truncated_sequence_is_rebuilt_from_its_tokens(seed: int, 
         owner.commit(tuple(tokens), ("",) * len(tokens))
         at += len(tokens)
         before = proposed(drafter, owner)
-        # truncating forgets too: what is left tells the same
+        # truncating drops state too, and the remaining tokens give the same draft
         drafter.truncate(owner.key, len(owner.tokens) - 1) if cut else drafter.release(owner.key)
         assert proposed(drafter, owner) == before
         assert proposed(ReferenceDrafter(Options()), owner) == before
@@ -210,7 +210,7 @@ CUTS = st.lists(st.tuples(st.integers(0, 30), st.integers(1, 30), st.booleans(),
 def test_a_text_that_is_cut_back_time_and_again_is_that_of_a_fresh_drafter(
     seed: int, cuts: list[tuple[int, int, bool, bool]]
 ) -> None:
-    """Whether it goes on as the reference does or not, and whether it is looked at between two cuts or not."""
+    """Whether or not it follows the reference, and whether or not it drafts between two cuts."""
     stream = Random(seed)
     reference = text(300, stream)
     drafter, owner = ReferenceDrafter(Options()), request(PROMPT, reference)
@@ -268,7 +268,7 @@ def test_a_long_file_is_indexed_before_anyone_drafts_from_it(tmp_path: Path) -> 
 
 
 def test_following_reads_as_little_of_a_long_reference_as_of_a_short_one() -> None:
-    """Counted, not timed: tokens of the reference read in one step behind an edit, once the index is made."""
+    """Counts reads instead of measuring time: reference tokens read in one step behind an edit, once the index is built."""
 
     class Counting(tuple[int, ...]):
         read = 0
@@ -332,7 +332,7 @@ def test_invalid_references_are_refused_in_a_sentence(llm: LLM) -> None:
 
 @pytest.fixture(scope="module")
 def embedded() -> LLM:
-    """Its text can be written to a file and read back, and its tokens hold the space before a word."""
+    """The embedded model: its text survives a file round trip, and its tokens include the space before a word."""
     return LLM(None, "reference", policy="fixed")
 
 

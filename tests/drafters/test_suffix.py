@@ -1,4 +1,4 @@
-"""Suffix decoding: the automaton against its definition, a scan of the text; and whose answers are remembered, and how many."""
+"""Suffix decoding: the automaton against its definition, a scan of the text; and which past answers are kept, and how many."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from paceline.tree import DraftTree
 settings.register_profile("still", derandomize=True, deadline=None, max_examples=150, database=None)
 settings.load_profile("still")
 
-# few letters and long texts: most strings stand there several times
+# few different tokens and long texts: most strings occur several times
 TEXTS = st.lists(st.integers(BORDER, 2), min_size=1, max_size=50)
 WORDS = st.lists(st.integers(0, 2), max_size=40)
 BOUNDS = st.builds(Bounds, st.integers(1, 9), st.integers(1, 5), st.sampled_from([0.5, 1.0, 2.0]), st.just(1.0), st.just(0.1))
@@ -34,7 +34,7 @@ def followers(text: list[int], string: list[int]) -> list[int]:
 
 
 def shares(text: list[int], string: list[int]) -> tuple[dict[int, float], list[int]]:
-    """How likely each next token is, and the suffix that says so: the longest that something follows."""
+    """The probability of each next token, and the suffix it comes from: the longest one with a continuation."""
     while string and not followers(text, string):
         string = string[1:]
     if not string:
@@ -59,13 +59,13 @@ def likeliest(text: list[int], string: list[int], room: int, bounds: Bounds) -> 
 
 
 def best_score(text: list[int], context: list[int], bounds: Bounds) -> float:
-    """The most expected tokens of any suffix of the context that something follows."""
+    """The highest expected number of tokens over suffixes of the context that have a continuation."""
     scores = [0.0]
     ends: list[int] = []
     for length in range(min(len(context), LONGEST_MATCH), 0, -1):
         string = context[len(context) - length :]
         found = [at for at in range(len(text) - length + 1) if text[at : at + length] == string]
-        # strings that end at the same places are one state, and the longest speaks for it
+        # strings with the same end positions are one state, represented by the longest
         if followers(text, string) and found != ends:
             room = min(bounds.nodes, int(bounds.factor * length + bounds.offset))
             scores.append(sum(likeliest(text, string, room, bounds)))
@@ -104,7 +104,7 @@ def test_what_follows_another_text_is_what_a_scan_finds(text: list[int], context
 
 @pytest.mark.parametrize("size", [3, 40, 4000])
 def test_an_automaton_interrupted_while_it_grows_can_be_grown_on(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
-    """A signal that comes while compiled code runs is raised when it returns."""
+    """A signal during compiled code is raised when it returns."""
     tokens, call, interrupted = [at * at % 7 for at in range(size)], Call.__call__, []
 
     def interrupt(self: Call) -> int:
@@ -139,7 +139,7 @@ def test_a_text_beyond_what_is_counted_is_matched_by_its_end() -> None:
 
 
 def test_a_text_that_repeats_itself_is_grown_at_the_same_cost() -> None:
-    """Counted, not timed: states and bytes."""
+    """Counts bytes instead of measuring time."""
     grown = SuffixAutomaton()
     grown.extend([7] * 20_000)
     assert grown.held_bytes < 200 * 20_000

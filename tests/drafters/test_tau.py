@@ -1,4 +1,4 @@
-"""Tokens per step of the target on the embedded model, greedy: a property of method and text, whatever the machine."""
+"""Tokens per step of the target on the embedded model, greedy: it depends on method and text, not on the machine."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def llm() -> LLM:
 
 
 def tau(draft: str, task: str) -> float:
-    """One request after another, each from nothing."""
+    """One request after another; the drafter forgets all texts before each."""
     engine = llm()
     engine.use(draft)
     emitted = taken = 0
@@ -52,7 +52,7 @@ def test_ngram_and_lookahead_reach_their_least_tau_on_their_tasks(draft: str, ta
 
 @pytest.mark.parametrize(("drafter", "least"), [(NgramDrafter(NgramOptions()), 3.5), (SuffixDrafter(SuffixOptions()), 3.5)])
 def test_a_long_text_repeated_with_edits_is_followed(drafter: Drafter, least: float) -> None:
-    """One word in thirty is another, or gone. A text that is known beforehand: the embedded model cannot copy."""
+    """One word in thirty is changed or missing. The text is given in advance: the embedded model cannot copy."""
     chance = Random(5)
     words = Path(__file__).read_text(encoding="utf-8").split(" ")
     edited = [chance.choice((word, word, word[::-1], "")) if chance.random() < 1 / 15 else word for word in words]
@@ -62,7 +62,7 @@ def test_a_long_text_repeated_with_edits_is_followed(drafter: Drafter, least: fl
 
 
 def test_a_reference_with_one_word_changed_reaches_its_least_tau() -> None:
-    """Each answer with a word changed in the middle."""
+    """The reference is each answer with one word in the middle changed."""
     engine = llm()
     emitted = taken = 0
     for item in load_tasks("story")[0].items:

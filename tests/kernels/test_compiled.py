@@ -1,4 +1,4 @@
-"""The Triton kernels compile for real devices, which needs no device; the interpreter accepts much that a compiler does not."""
+"""The Triton kernels compile for real devices, without having one; the interpreter accepts more than the compiler does."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ for shape in (dict(grows=True), dict(grows=False, growth=None)):
     ],
 )
 def test_the_kernels_compile(capability: int, query: str, pages: str, head: int, page: int) -> None:
-    """Heads of the sizes that models have, pages of the engine's size, within the shared memory of the smallest devices."""
+    """Head sizes of real models, pages of the engine's size, within the shared memory of the smallest devices."""
     command = [sys.executable, "-c", PROGRAM, *map(str, (capability, head, page)), query, pages]
     ran = subprocess.run(command, env=os.environ | {"TRITON_INTERPRET": "0"}, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr

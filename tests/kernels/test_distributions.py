@@ -1,4 +1,4 @@
-"""Distributions: compiled code tells what torch and numpy tell, to the last bits, and nothing where it is not sure."""
+"""Distributions: compiled code equals torch and numpy up to the last bits, and leaves doubtful cases to them."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def same(row: torch.Tensor, context: Context) -> None:
 def test_the_distribution_equals_that_computed_by_torch(
     size: int, spread: float, shape: dict[str, Any], cut: dict[str, Any]
 ) -> None:
-    """Also of fewer tokens than are biased, banned or penalised: a draft model may know fewer than its target."""
+    """Also for fewer tokens than are biased, banned or penalised: a draft model may have a smaller vocabulary than its target."""
     for temperature in (0.3, 1.0, 1.7):
         sequence = sequence_of(temperature=temperature, **shape, **cut)
         for seed, ancestors in enumerate(((), (6,), (6, 6, 4))):
@@ -80,7 +80,7 @@ def test_ties_and_extremes(values: list[float], cut: dict[str, Any], temperature
 
 
 def told(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How often the long way was asked."""
+    """Returns a list that grows with each use of the torch implementation."""
     asked: list[int] = []
     monkeypatch.setattr(distributions, "probabilities", lambda scores: asked.append(1) or probabilities(scores))
     return asked
@@ -106,7 +106,7 @@ def test_compiled_code_computes_top_p_of_flat_rows_and_of_ties(monkeypatch: pyte
 
 @pytest.mark.parametrize("place", [0, 3, 30, 300, 1500])
 def test_a_cumulated_share_that_meets_top_p_is_left_to_torch(place: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The last bits of sums differ, and a token more or less is another law."""
+    """The last bits of sums differ, and one token more or less would change the law."""
     asked, row = told(monkeypatch), row_of(2000, 0.3)
     met = float(np.sort(probabilities(row))[::-1].cumsum()[place])
     for beside in (-1e-7, -1e-12, 0.0, 1e-12, 1e-7):
@@ -134,7 +134,7 @@ def test_a_distribution_beyond_compiled_code_is_computed_by_torch(monkeypatch: p
 def test_a_distribution_under_a_grammar_keeps_to_it_with_penalties_applied_once(
     shape: dict[str, Any], cut: dict[str, Any]
 ) -> None:
-    """It is asked outside the compiled code, and what it leaves has its penalties then: not once more."""
+    """The grammar is applied outside compiled code, to scores that are already penalised: penalties must not be applied again."""
 
     class Even:
         def allowed(self, ancestors: tuple[int, ...]) -> np.ndarray:

@@ -1,5 +1,5 @@
-"""Llama-form models in kernels for a GPU, under Triton's interpreter: every family is what transformers computes, and a row is
-what it is alone, however it is fed and whatever rides beside it."""
+"""Llama-like models in GPU kernels, under Triton's interpreter: every family equals transformers, and a row has the same result
+however it is fed and in any batch."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ def backend(folder: Path, weights: str | None = None, kv_cache: str | None = Non
 
 
 WIDE = {"olmo2", "olmo3"}
-"""Families whose norms of queries are of all heads together, for which a program that takes some heads has no place."""
+"""Families that normalise the queries of all heads together: a program that handles only some heads cannot do that."""
 
 
 @pytest.mark.parametrize("case", [case for case, (kind, _) in CASES.items() if kind not in WIDE])
 def test_a_family_computes_what_transformers_computes(tmp_path: Path, case: str) -> None:
-    """Prompts in chunks, trees, a commit that moves keys and the next step of three sequences at once."""
+    """Prompts in chunks, trees, a commit that moves keys, and the next step of three sequences at once."""
     kind, over = CASES[case]
     folder, reference = checkpoint(tmp_path, kind, **over)
     assert largest_error(backend(folder), reference) < TOLERANCE
@@ -65,7 +65,7 @@ def test_norms_of_all_heads_together_are_refused(tmp_path: Path, kind: str) -> N
 
 
 def drafting(model: FusedModel, budget: Budget, **params: Any) -> list[DraftTree]:
-    """Drafts of two texts that grow by a part of what was drafted, and a token that was not."""
+    """Drafts of two texts that are extended by part of the draft and another token."""
     cache, found = model.new_cache(), []
     texts = (5, 7), (6, 7, 9)
     owners = [Sequence(key, text, SamplingParams(**params), seed=3) for key, text in enumerate(texts)]
@@ -145,7 +145,7 @@ def test_a_model_of_a_short_context_is_tried_within_it_and_refuses_longer_texts(
 def test_a_long_prompt_attended_to_by_taller_tiles_has_the_same_logits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, _ = checkpoint(tmp_path, "llama")
     model, owner, found, heights = backend(folder, "fp16"), sequence(0, range(5, 60)), [], []
-    # else so few rows are those of a recording
+    # otherwise so few rows would use a recording
     model._recordable = False
     for most in (fused.RECORDED_ROWS, 16):
         monkeypatch.setattr(fused, "RECORDED_ROWS", most)
@@ -209,7 +209,7 @@ def test_a_size_of_a_step_that_is_rare_is_served_by_a_larger_recording(tmp_path:
             wanted[nodes] = score(fresh, apart, [missing(apart, owner, tree)]).logits
         assert (found - wanted[nodes]).abs().max() < TOLERANCE
         recorded.append(sorted(extent.rows for _, extent, _ in model._recordings[cache].held))
-    assert recorded == [[64], [64], [16, 64], [16, 64], [16, 32, 64], [16, 32, 64]], "of four times as many rows it serves nobody"
+    assert recorded == [[64], [64], [16, 64], [16, 64], [16, 32, 64], [16, 32, 64]], "a four times larger one is not used"
 
 
 def test_drafts_of_fewer_sequences_are_served_by_a_larger_recording(tmp_path: Path) -> None:
@@ -230,10 +230,10 @@ def test_drafts_of_fewer_sequences_are_served_by_a_larger_recording(tmp_path: Pa
         assert confidences == pytest.approx(shares, rel=1e-4)
 
 
-# the interpreter casts what is stored nowhere
+# the interpreter also converts values that a mask keeps from being stored
 @pytest.mark.filterwarnings("ignore:invalid value encountered")
 def test_a_drafted_token_that_is_no_number_harms_none_before_it(tmp_path: Path) -> None:
-    """In one block of keys they are weighed together, and nothing times no number is none."""
+    """The keys of one block are weighted together, and zero times NaN is NaN."""
     model = backend(checkpoint(tmp_path, "llama")[0])
     model._held.embedding[9] = torch.nan
     found = []
@@ -245,7 +245,7 @@ def test_a_drafted_token_that_is_no_number_harms_none_before_it(tmp_path: Path) 
 
 
 def test_keys_that_outgrew_their_values_are_attended_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where memory ended between the two, as a pool of pages grew."""
+    """Memory ran out between growing the store of keys and that of values."""
     folder, reference = checkpoint(tmp_path, "llama", max_position_embeddings=256)
     model, owner = backend(folder), sequence(0, [at % 90 for at in range(2 * paged.PAGE + 20)])
     cache, enlarged, counts = pages.PagedCache(2, paged.PAGE, grows=True), pages._enlarged, list[int]()

@@ -1,4 +1,4 @@
-"""Fused sampling picks the token that `sampling.choose` picks, or says that it cannot."""
+"""Fused sampling picks the same token as `sampling.choose`, or reports that it cannot decide."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ import triton.language as tl
 from paceline.kernels import fused_sampling
 from paceline.kernels.fused_sampling import Choices, SamplingRows, choose_on_device, fits
 
-# `conftest` asks for the interpreter, unless who runs the tests has a GPU and says otherwise
+# `conftest` selects the interpreter unless TRITON_INTERPRET is set, for runs on a GPU
 DEVICE = torch.device("cuda" if os.environ["TRITON_INTERPRET"] == "0" else "cpu")
 LAWS: dict[str, dict[str, Any]] = {
     "greedy": {},
@@ -49,7 +49,7 @@ def random_logits(rows: int, vocab_size: int, spread: float = 3.0, seed: int = 0
 
 
 def asked(logits: torch.Tensor, rows: list[Context]) -> list[int]:
-    """What the device answers, refusals included."""
+    """The device's answers, -1 where it refuses."""
     logits = logits.to(DEVICE)
     return choose_on_device(logits, SamplingRows.of(rows, logits.shape[1], DEVICE)).tolist()
 
@@ -74,7 +74,7 @@ def test_the_noise_has_the_very_bits(seed: int, position: int) -> None:
 
 @pytest.fixture(autouse=True)
 def few_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The interpreter takes its time for a block, however large."""
+    """The interpreter takes a fixed time per block, so blocks are large here."""
     monkeypatch.setattr(fused_sampling, "_BLOCK", 4096)
 
 
@@ -100,7 +100,7 @@ def test_a_large_vocabulary_spans_several_chunks(spread: float) -> None:
 
 @pytest.mark.parametrize("law", ["plain", "top-p"])
 def test_a_kernel_is_given_pointers_that_no_other_is_compiled_for(law: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Multiples of 16, whatever is odd about the rows."""
+    """All are aligned to 16 bytes, whatever the number of rows."""
     given = list[torch.Tensor]()
 
     class Seen:
@@ -143,7 +143,7 @@ def test_rows_that_the_kernel_cannot_decide_are_refused() -> None:
         assert asked(logits, contexts(1, **sampled)) == [-1]
     assert asked(not_numbers, contexts(1)) == [-1]
     assert asked(torch.zeros(1, 5), contexts(1, **nucleus)) == [-1], "three fifths of the mass are 0.6 up to rounding"
-    assert asked(torch.zeros(1, 5000), contexts(1, **nucleus)) == [-1], "the nucleus is larger than what was sorted"
+    assert asked(torch.zeros(1, 5000), contexts(1, **nucleus)) == [-1], "the nucleus is larger than the part that was sorted"
 
 
 def choose(logits: torch.Tensor, contexts: Many[Context]) -> list[int]:

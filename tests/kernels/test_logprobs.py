@@ -1,4 +1,4 @@
-"""Log-probabilities of tokens: compiled code finds what numpy finds."""
+"""Log-probabilities of tokens: compiled code equals numpy."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from paceline.logprobs import token_logprobs as numpy_token_logprobs
 
 
 def rows_of(count: int, size: int, spread: float, seed: int = 0) -> np.ndarray:
-    # wider than the vocabulary, as what a kernel writes is
+    # wider than the vocabulary, like the output of a kernel
     return (np.random.default_rng(seed).normal(0.0, spread, (count, size + 7)).astype(np.float32))[:, :size]
 
 
@@ -21,7 +21,7 @@ def rows_of(count: int, size: int, spread: float, seed: int = 0) -> np.ndarray:
 def test_compiled_log_probabilities_equal_those_of_numpy(size: int, spread: float, count: int) -> None:
     rows = rows_of(21, size, spread)
     rows[3, : size // 2] = -np.inf
-    # of equal ones numpy keeps any, compiled code the first
+    # of equal logits numpy lists any, compiled code the first
     rows[4] = np.round(rows[4]) + 0.0
     tokens = np.random.default_rng(1).integers(0, size, 21).tolist()
     for at, (row, token, found) in enumerate(zip(rows, tokens, token_logprobs(rows, tokens, count), strict=True)):

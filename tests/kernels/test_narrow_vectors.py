@@ -87,7 +87,7 @@ class TestNarrow:
         narrowed(TURNED.format(tests=_TESTS), "haswell", _AVX2.replace("+avx2", "-avx2"))
 
     def test_avx512_without_products_of_pairs_computes_products(self) -> None:
-        """As on the first processors with AVX-512, and as NEON does it."""
+        """As on the first processors with AVX-512, and on NEON."""
         if not llvm.get_host_cpu_features().get("avx512f"):
             pytest.skip("this processor has no AVX-512")
         narrowed(PRODUCT.format(tests=_TESTS, lanes=16, fours=False, pairs=False), "knl", _AVX2 + ",+avx512f,+avx512cd")

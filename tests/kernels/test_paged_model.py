@@ -1,4 +1,4 @@
-"""Transformers models over pages: on a GPU, or on a CPU under Triton's interpreter, they are what they are over dense slabs."""
+"""Transformers models over pages, on a GPU or under Triton's interpreter on a CPU, equal the same models over dense slabs."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture(autouse=True)
 def processors_are_served(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In small buckets: the interpreter takes as long for a program that has nothing to do as a device for a whole launch."""
+    """Small buckets, since the interpreter takes as long for an idle program as a device for a whole launch."""
     monkeypatch.setattr(device, "SERVED", {"cuda", "cpu"})
     monkeypatch.setattr(OverPages, "smallest", SMALLEST._replace(items=1, blocks=1))
 
@@ -52,7 +52,7 @@ def test_every_family_over_pages_equals_the_plain_model_run_alone(kind: str, mon
     recorded, replayed = list[int](), Recording.__call__
     monkeypatch.setattr(Recording, "__call__", lambda self: recorded.append(1) or replayed(self))
     assert largest_error(backend, reference) < TOLERANCE
-    assert recorded, "the last step, which reads no prompt, went through buffers that stay"
+    assert recorded, "the last step, which reads no prompt, used recorded buffers"
     assert backend.attention_calls == reference.config.num_hidden_layers
 
 
@@ -88,12 +88,12 @@ def test_narrow_keys_and_values_are_near_the_models_own(kind: str) -> None:
         kept.append(cache.held_bytes)
     error = (found[0] - found[1]).std() / found[0].std()
     assert 0.0 < error < 0.1
-    assert kept[1] < kept[0] / 2, "a byte and a share of a scale for each float32"
+    assert kept[1] < kept[0] / 2, "one byte, and a part of a scale, per float32"
 
 
 @pytest.mark.parametrize("objects", ["", "its logits are off by 4.0e-01 of their spread"])
 def test_narrow_keys_and_values_are_refused_where_they_cannot_be_kept(objects: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """There is no other backend for them: one that is not asked for would be another target."""
+    """No other backend is tried for them: without the requested format it would be another target."""
     identity = Identity("tiny", CONTEXT, frozenset(), "int8")
     if objects:
         monkeypatch.setattr(selfcheck._Trial, "objection", lambda *_, rounded=False: objects if rounded else "")
@@ -118,14 +118,14 @@ def test_windows_are_read_from_a_layers_rule() -> None:
     assert window_of(None, 128) == 0
     assert window_of(sliding, 128) == 7
     assert window_of(sliding, 8) == 7
-    assert window_of(sliding, 7) == 0, "a window as long as any text is none"
+    assert window_of(sliding, 7) == 0, "a window as long as any text is no window"
     for rule in (chunked, dilated):
         with pytest.raises(NotImplementedError, match="neither causal nor a sliding window"):
             window_of(rule, 128)
 
 
 def backend_over(kind: str) -> PagedModel:
-    """As the self-check leaves it: it has seen a step, and knows how heads share their keys."""
+    """A backend as after the self-check: it has seen a step, and knows how heads share keys."""
     model = tiny_model(kind)
     model.set_attn_implementation(NAME)
     backend = PagedModel(model, kind, CONTEXT)
@@ -135,7 +135,7 @@ def backend_over(kind: str) -> PagedModel:
 
 
 def decoded(backend: PagedModel, cache: PagedCache, taps: tuple[int, ...] = (), steps: int = 5) -> list[Scores]:
-    """Three sequences of unlike length, a draft for each, some of it accepted; the first step reads the prompts."""
+    """Three sequences of different lengths, with drafts that are partly accepted; the first step reads the prompts."""
     owners = [sequence(key, range(5, 8 + 3 * key)) for key in range(3)]
     found = []
     for turn in range(steps):
@@ -151,23 +151,23 @@ def decoded(backend: PagedModel, cache: PagedCache, taps: tuple[int, ...] = (), 
 
 
 def test_recorded_steps_equal_steps_in_fresh_buffers() -> None:
-    """Buckets are larger than the steps in them: what pads them must not show, nor what earlier steps left there."""
+    """Buckets are larger than their steps: neither padding nor leftovers of earlier steps may affect results."""
     recorded, fresh = backend_over("mistral"), backend_over("mistral")
     fresh._recordable = False
     cache = recorded.new_cache()
     pairs = list(zip(decoded(recorded, cache, (0, 1, 2)), decoded(fresh, fresh.new_cache(), (0, 1, 2)), strict=True))
-    assert len(recorded._recordings[cache].held) == 1, "short prompts, and eleven rows of three sequences, whatever lies in them"
+    assert len(recorded._recordings[cache].held) == 1, "one recording serves all steps of three sequences with eleven rows"
     for ours, theirs in pairs:
         assert (ours.logits - theirs.logits).abs().max() < TOLERANCE
         assert {*ours.taps} == {*theirs.taps} == {0, 1, 2}
         assert all((ours.taps[layer] - theirs.taps[layer]).abs().max() < TOLERANCE for layer in ours.taps)
-    # what a later step writes over is nobody's by then
+    # earlier results are not overwritten by later steps
     again = decoded(backend_over("mistral"), PagedCache(64, 64, grows=True))
     assert torch.equal(again[1].logits, pairs[1][0].logits)
 
 
 def test_prompt_logits_come_in_the_same_order_in_recorded_and_plain_steps() -> None:
-    """All rows are wanted, and those of committed tokens behind those of trees, in a recorded step too."""
+    """All rows are wanted, those of committed tokens after those of trees, also in a recorded step."""
     backend, found = backend_over("llama"), []
     for recordable in (True, False):
         cache, backend._recordable = backend.new_cache(), recordable
@@ -180,7 +180,7 @@ def test_prompt_logits_come_in_the_same_order_in_recorded_and_plain_steps() -> N
 
 
 def test_a_draft_model_that_lacks_two_tokens_stays_in_its_recording() -> None:
-    """Behind a draft that was accepted whole it lacks its last token and the one after: two rows are fed, one is wanted."""
+    """After a fully accepted draft it lacks the last drafted token and the next one: two rows are fed, one is wanted."""
     backend, found = backend_over("llama"), []
     for recordable in (True, False):
         cache, backend._recordable = backend.new_cache(), recordable
@@ -196,7 +196,7 @@ def test_a_draft_model_that_lacks_two_tokens_stays_in_its_recording() -> None:
 
 
 def test_every_cache_keeps_recordings_of_its_own_that_are_dropped_with_it() -> None:
-    """Two drafters may run one model in turns; what is recorded over a cache that is gone holds no pages."""
+    """Two drafters may use one model in turn; recordings of a dropped cache must not keep its pages."""
     backend = backend_over("llama")
     first, second = backend.new_cache(), backend.new_cache()
     for cache in (first, second):
@@ -251,13 +251,13 @@ def test_recording_without_memory_is_retried_only_now_and_then(monkeypatch: pyte
     tried.clear()
     for _ in range(6):
         found.append(score(backend, cache, feeds).logits)
-    assert tried == [0, 5], "what was recorded since makes up for it"
+    assert tried == [0, 5], "a recording made in between resets the wait"
 
 
-# the interpreter casts what is stored nowhere
+# the interpreter also converts values that a mask keeps from being stored
 @pytest.mark.filterwarnings("ignore:invalid value encountered")
 def test_a_drafted_token_that_is_no_number_harms_none_before_it() -> None:
-    """In one block of keys they are weighed together, and nothing times no number is none."""
+    """The keys of one block are weighted together, and zero times NaN is NaN."""
     backend, found = backend_over("llama"), []
     backend.model.get_input_embeddings().weight[9] = torch.nan
     for tokens in ([], [9]):
@@ -305,7 +305,7 @@ def test_recordings_are_few_and_go_when_pages_move(monkeypatch: pytest.MonkeyPat
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    # of no family that packed weights know
+    # of a family that packed weights do not support
     return save_tiny(tmp_path_factory.mktemp("paged"), 3, kind="gpt_neox")
 
 
@@ -318,7 +318,7 @@ def llm(folder: Path) -> LLM:
 
 @pytest.fixture
 def without_kernels(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[list[int]]]:
-    """What the same model says over slabs, sampled on the host."""
+    """The texts of the same model over slabs, sampled on the host."""
 
     def said(prompts: list[str], params: SamplingParams) -> list[list[int]]:
         with monkeypatch.context() as patch:
@@ -348,7 +348,7 @@ def test_drafts_leave_the_text_as_it_is(
 @pytest.mark.parametrize("kind", KV_CACHES)
 @pytest.mark.parametrize("draft", ["ngram", "recycle:nodes=6"])
 def test_drafts_leave_the_text_of_a_narrow_target_as_it_is(folder: Path, draft: str, kind: str) -> None:
-    """Keys that were staged, moved and kept are rounded once, each by itself."""
+    """Keys that were staged, moved and kept are rounded once, each on its own."""
     llm = LLM(str(folder), "none", kv_cache=kind)
     assert llm.target.kv_cache == kind
     params = SamplingParams(max_tokens=24, ignore_eos=True)
@@ -362,7 +362,7 @@ def test_drafts_leave_the_text_of_a_narrow_target_as_it_is(folder: Path, draft: 
 def test_all_nodes_of_a_draft_are_sampled_at_once_where_they_lie(
     llm: LLM, without_kernels: Callable[..., list[list[int]]], monkeypatch: pytest.MonkeyPatch, penalty: float
 ) -> None:
-    """Penalties are the host's: rows that need them are asked for one by one, as far as a walk comes."""
+    """Penalties are applied on the host: such rows are sampled one by one, only along the path taken."""
     launches, hosts = [], []
     on_device, on_host = fused_sampling.choose_on_device, sampling.choose
     monkeypatch.setattr(fused_sampling, "choose_on_device", lambda rows, by: launches.append(len(rows)) or on_device(rows, by))

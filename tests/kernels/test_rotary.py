@@ -1,4 +1,4 @@
-"""Rotary positions in Triton: what is written to pages can be weighed with nothing."""
+"""Rotary positions in Triton: values written to pages stay finite, so that a weight of zero cancels them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from paceline.kernels.rotary import Heads, turned
 DEVICE = torch.device("cuda" if os.environ["TRITON_INTERPRET"] == "0" else "cpu")
 
 
-# the interpreter casts what is stored nowhere
+# the interpreter also converts values that a mask keeps from being stored
 @pytest.mark.filterwarnings("ignore:overflow encountered in cast")
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_keys_and_values_that_overflow_are_the_largest_there_are(dtype: torch.dtype) -> None:
@@ -32,7 +32,7 @@ def test_keys_and_values_that_overflow_are_the_largest_there_are(dtype: torch.dt
         turned(numbers, heads, tables, places, places, keys, values)
         found.append((keys, values))
     for clean, harmed in zip(*found, strict=True):
-        assert torch.equal(clean[::2], harmed[::2]), "other numbers are what they were"
+        assert torch.equal(clean[::2], harmed[::2]), "other rows are unchanged"
     keys, values = found[1]
     assert keys[1, 0].tolist() == [most] * 8 + [-most] * 8
     assert values[1, 0].tolist() == [-most] * 16

@@ -1,4 +1,4 @@
-"""Row products and what adds up their parts: near float64, and for a row the same bits beside any number of others."""
+"""Row products and the sum of their parts: near float64, and the same bits for a row beside any number of others."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ COUNTS = (1, 2, 17, 64, 65, 130)
 
 @pytest.fixture(autouse=True)
 def products_in_one_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The interpreter multiplies with BLAS, whose bits depend on where in a matrix an element lies; a tensor core's do not."""
+    """The interpreter multiplies with BLAS, whose bits depend on an element's place in the matrix; tensor cores' bits do not."""
 
     def create_dot(self: Any, a: Any, b: Any, d: Any, *_: Any) -> TensorHandle:
         left, right, total = (torch.from_numpy(x.data.copy()).float() for x in (a, b, d))
@@ -52,7 +52,7 @@ def added(parts: torch.Tensor) -> torch.Tensor:
 def test_a_row_has_the_same_bits_beside_any_others(
     outputs: int, inputs: int, parts: int, dtype: torch.dtype, together: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Parts of many rows are added up by one program: of more than 256 rows, or where told so of fewer."""
+    """One program adds the parts of many rows: of more than 256 rows, or of fewer if `_SIDE_BY_SIDE` is lowered."""
     if together:
         monkeypatch.setattr(row_products, "_SIDE_BY_SIDE", 64)
     rows, weights = drawn(COUNTS[-1], inputs, dtype=dtype), drawn(outputs, inputs, dtype=dtype)
@@ -90,7 +90,7 @@ def test_what_is_gated_and_overflows_is_the_largest_there_is() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_tiles_copied_by_descriptors_hold_the_same_numbers(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Matrices that no tile divides; a row's stride of which no descriptor is made."""
+    """Matrices whose sizes no tile divides, and a row stride that no descriptor supports."""
     rows, weights, gates = (drawn(*sizes, dtype=dtype) for sizes in ((130, 1096), (70, 1096), (140, 1096)))
     wanted = [row_product(rows, weights, 2), row_product(rows, weights, 1), gated_product(rows * 0.1, gates, "silu")]
     described = []
@@ -118,7 +118,7 @@ def test_parts_are_for_matrices_of_few_outputs_and_many_inputs() -> None:
 
 
 def test_parts_are_added_in_order_whether_together_or_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What adds a branch to the residual stream gives the bits that it gives where the product has added its parts itself."""
+    """Adding the parts to the residual stream gives the same bits as if the product had added them."""
     monkeypatch.setattr(row_products, "_SIDE_BY_SIDE", 64)
     rows, weights, bias, weight = drawn(65, 1100), drawn(40, 1100), drawn(40), drawn(40)
     norm, found = Norm(weight, None, 1e-6), []
@@ -134,7 +134,7 @@ def test_parts_are_added_in_order_whether_together_or_apart(monkeypatch: pytest.
 def test_slots_move_in_the_order_in_which_a_path_does() -> None:
     stores = [drawn(5, 4, 3, 8), drawn(5, 4, 3, 8).half(), drawn(5, 4, 3, 2000), drawn(5, 4, 3)]
     before = [store.clone() for store in stores]
-    # a slot is left before the next one comes to it, and another sequence's lie elsewhere
+    # a slot is read before another one moves into it, and slots of another sequence lie elsewhere
     sources, destinations = [5, 7, 9, 18], [4, 5, 7, 17]
     slot_mover(stores)(sources, destinations)
     for store, old in zip(stores, before, strict=True):

@@ -1,4 +1,4 @@
-"""The tables that tell a kernel where each row's keys lie; they need neither Triton nor a device."""
+"""The tables that locate each row's keys for a kernel; they need neither Triton nor a device."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DIVISION = Division(rows_per_tile=2, kv_heads=1, near=7, near_splits=2, split=21
 
 
 def test_tables_say_where_the_keys_lie() -> None:
-    """The step of docs/architecture.md: a chunk, a plain decode and a tree whose nodes are r, x, y and z below x."""
+    """The step of docs/architecture.md: a chunk, a plain decode and a tree with the nodes r, x, y, and z below x."""
     owners = [sequence(0, range(8)), sequence(1, range(10)), sequence(2, range(13))]
     cache, tree = PagedCache(20, 4), DraftTree((12, 20, 21, 22), (-1, 0, 0, 1))
     for owner, held in zip(owners, (4, 9, 12), strict=True):
@@ -38,7 +38,7 @@ def test_tables_say_where_the_keys_lie() -> None:
     chunk, plain = [[0, 0, 2, 8, 0], [0, 2, 2, 8, 0], [0, 2, 2, 8, 1]], [[1, 4, 1, 10, 0], [1, 4, 1, 10, 1]]
     root, straight = [[2, 5, 1, 13, part] for part in range(2)], [[2, 6, 2, 13, 0], [2, 8, 1, 13, 0]]
     parting = [[2, row, 1, 13, 1] for row in (6, 7, 8)] + [[2, 8, 1, 13, 2]]
-    # those of one part side by side
+    # items of one part are adjacent
     assert tables.items.tolist() == sorted([*chunk, *plain, *root, *straight, *parting], key=itemgetter(4))
     assert tables.tail.tolist() == [*[[0, 0]] * 6, [13, 0], [14, 0], [13, 15]]
     slots = [4, 5, 6, 7, 9, 12, 13, 14, 15]
@@ -60,7 +60,7 @@ def test_larger_tables_pad_with_rows_that_see_nothing() -> None:
         tables.load(step, [cache.blocks(0)])
         assert tables.positions.tolist() == [0, 1, 2, -1, -1]
         assert tables.items.tolist() == [[0, 0, 2, 3, 0], [0, 2, 1, 3, 0], [0, 0, 0, 0, 0]]
-        assert tables.destinations.tolist()[3:] == [0, 0], "the page that nobody owns"
+        assert tables.destinations.tolist()[3:] == [0, 0], "the unused page"
     with pytest.raises(ValueError, match="larger than the tables"):
         StepTables(Extent(5, 1, 2, 4, 1), 4, DIVISION, torch.device("cpu")).load(step, [cache.blocks(0)])
     assert all(part.data_ptr() % 16 == tables.positions.data_ptr() % 16 for part in (tables.items, tables.blocks, tables.tail))
@@ -70,7 +70,7 @@ LLAMA = Division(rows_per_tile=8, kv_heads=8, near=128, near_splits=16, split=51
 
 
 def staged(lengths: list[int], tree: DraftTree | None = None) -> tuple[Step, PagedCache]:
-    """Sequences of so many tokens that lack their roots, and a draft each."""
+    """Sequences of these lengths whose roots are not cached yet, with a draft each."""
     cache = PagedCache(1, 64, grows=True)
     owners = [sequence(key, [0] * length) for key, length in enumerate(lengths)]
     cache.stage(Step.of([missing(cache, owner, upto=len(owner.tokens) - 1) for owner in owners]))
@@ -81,12 +81,12 @@ def staged(lengths: list[int], tree: DraftTree | None = None) -> tuple[Step, Pag
 
 
 def fork_of(rows: int) -> DraftTree:
-    """A root and rows - 1 nodes, two below each."""
+    """A root and rows - 1 nodes, two children each."""
     return DraftTree(tuple(range(rows)), tuple((node - 1) // 2 if node else -1 for node in range(rows)))
 
 
 def test_a_batch_of_unlike_lengths_has_no_more_items_than_work() -> None:
-    """What one long text makes of the tables does not multiply by the texts beside it."""
+    """The items of one long text do not multiply with the number of texts beside it."""
     lengths = [30_000, *[100] * 7]
     step, cache = staged(lengths)
     tables = StepTables.of(step, cache.blocks_of(step), 64, LLAMA, torch.device("cpu"))
@@ -110,7 +110,7 @@ def test_a_few_texts_grow_within_one_extent() -> None:
 
 @pytest.mark.parametrize(("length", "count"), [(60, 5), (127, 5), (128, 9), (2040, 12), (2100, 40)])
 def test_every_row_has_every_part_once(length: int, count: int) -> None:
-    """Whatever shares a tile, before the paths of a draft part and behind, in few sequences and in many."""
+    """However rows share tiles, before and behind the branching of a draft, for few sequences and many."""
     for sequences in (1, 3, 20):
         step, cache = staged([length] * sequences, fork_of(count))
         tables = StepTables.of(step, cache.blocks_of(step), 64, LLAMA, torch.device("cpu"))
@@ -122,7 +122,7 @@ def test_every_row_has_every_part_once(length: int, count: int) -> None:
         ]
         assert len(told) == len(set(told))
         assert set(told) >= set(expected)
-        # a tile that takes turns reaches as far as the last of its rows
+        # a tile that walks several splits extends to the last of its rows
         assert set(told) == set(expected) or walked > 1
         assert max(part for _, part in told) < parts
         shared = [(rows, straight, part) for _, _, rows, straight, part in tables.items.tolist() if rows > 1]
@@ -131,7 +131,7 @@ def test_every_row_has_every_part_once(length: int, count: int) -> None:
 
 def test_one_program_walks_several_splits_where_tiles_are_many() -> None:
     one, many = Extent(64, 64, 8, 16, 16), Extent(64, 64, 64, 64, 16)
-    # the smallest bucket may hold a single tile
+    # the smallest bucket may contain a single tile
     assert one.walked(64, LLAMA._replace(kv_heads=32, rows_per_tile=1)) == (1, 8)
     assert many.walked(64, LLAMA._replace(kv_heads=1)) == (1, 20)
     assert many.walked(64, LLAMA) == (16, 5)

@@ -1,7 +1,7 @@
-"""Tree attention: what a row computes follows from its text, bit for bit, however it was fed and whatever rides beside it.
+"""Tree attention: the result of a row depends on its text alone, bit for bit, however it is fed and in any batch.
 
-Queries, keys and values are made up from the text up to and with a token, so one text may be decoded token by token, prefilled
-in chunks or drafted in a tree and must give the same bits. They are compared with attention written out in float64, too.
+Queries, keys and values are generated from the text up to and including a token, so decoding token by token, prefilling in
+chunks and drafting in a tree must give the same bits. They are also compared with attention written out in float64.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from paceline.kernels.step_tables import Extent, StepTables
 from paceline.kernels.tree_attention import tree_attention
 from paceline.kernels.work_items import Division
 
-# `conftest` asks for the interpreter, unless who runs the tests has a GPU and says otherwise
+# `conftest` selects the interpreter unless TRITON_INTERPRET is set, for runs on a GPU
 DEVICE = torch.device("cuda" if os.environ["TRITON_INTERPRET"] == "0" else "cpu")
 Text = tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Shape:
-    """A made-up layer: sizes, and the rules of its attention. `error`: how far from float64 it may be."""
+    """A generated layer: sizes, and attention options. `error`: tolerance against float64."""
 
     heads: int = 2
     kv_heads: int = 1
@@ -107,7 +107,7 @@ SHAPES = {
 
 @pytest.fixture(autouse=True)
 def products_of_elements_that_know_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The interpreter multiplies with BLAS, whose bits depend on where in a matrix an element lies; a tensor core's do not."""
+    """The interpreter multiplies with BLAS, whose bits depend on an element's place in the matrix; tensor cores' bits do not."""
 
     def create_dot(self: Any, a: Any, b: Any, d: Any, *_: Any) -> TensorHandle:
         wide = [torch.from_numpy(x.data).float() for x in (a, b)]
@@ -117,7 +117,7 @@ def products_of_elements_that_know_no_place(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 class Layer:
-    """One layer over a paged cache whose pages are full of garbage."""
+    """One layer over a paged cache whose pages are filled with garbage."""
 
     def __init__(self, shape: Shape, pages: int = 120, page_size: int = 4) -> None:
         self.shape, self.cache = shape, PagedCache(pages, page_size, shape.narrow)
@@ -152,7 +152,7 @@ class Layer:
         return dict(zip(texts, mixed, strict=False))
 
     def prefill(self, owner: Sequence, chunk: int) -> dict[Text, torch.Tensor]:
-        """Feed what is missing of a sequence in chunks, and attend."""
+        """Feed the missing tokens of a sequence in chunks, and attend."""
         found = {}
         while (held := self.cache.length(owner.key)) < len(owner.tokens):
             found |= self.forward([missing(self.cache, owner, upto=held + chunk)])
@@ -160,7 +160,7 @@ class Layer:
         return found
 
     def hold(self, key: int, tokens: Many[int]) -> Sequence:
-        """A sequence whose tokens but the last are in the cache, written without attending: nothing here depends on it."""
+        """A sequence with all tokens but the last in the cache, written without attending: results do not depend on that."""
         owner = sequence(key, tokens)
         step = Step.of([missing(self.cache, owner, upto=len(tokens) - 1)])
         self.cache.stage(step)
@@ -171,7 +171,7 @@ class Layer:
 
 
 def texts_of(segment: Segment) -> Iterator[Text]:
-    """Per row of a segment, the text up to and with its token."""
+    """Per row of a segment, the text up to and including its token."""
     tokens, end = segment.sequence.tokens, segment.start + segment.chain
     for slot in range(segment.start, end):
         yield tuple(tokens[: slot + 1])
@@ -182,19 +182,19 @@ def texts_of(segment: Segment) -> Iterator[Text]:
 
 
 def draft(owner: Sequence) -> DraftTree:
-    """Three levels and six nodes, siblings at two of them, so that paths part twice."""
+    """Three levels and eight nodes with siblings on each of them, so that paths branch at several depths."""
     paths = [(1, 2, 3), (1, 4), (5, 6, 7), (1, 2, 8)]
     return DraftTree.of_paths(owner.root, paths, "test", 9)
 
 
 def same(one: dict[Text, torch.Tensor], other: dict[Text, torch.Tensor]) -> bool:
-    """Whether every text that both know has the same bits; there has to be one."""
+    """Whether all texts in both have the same bits; there must be at least one."""
     common = one.keys() & other.keys()
     return bool(common) and all(torch.equal(one[text], other[text]) for text in common)
 
 
 def decoded(shape: Shape, tokens: Many[int], leaves: Many[Text]) -> dict[Text, torch.Tensor]:
-    """Every text between `tokens` and the leaves, decoded token by token, each path by itself."""
+    """Every text between `tokens` and the leaves, decoded token by token, each path separately."""
     found: dict[Text, torch.Tensor] = {}
     layer = Layer(shape)
     layer.hold(0, tokens)
@@ -227,7 +227,7 @@ def test_a_mixed_step_computes_attention(name: str) -> None:
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_verifying_gives_the_bits_of_decoding(name: str) -> None:
-    """A tree over the border of a split; its paths decoded each by itself."""
+    """A tree across the border of a split; its paths are decoded separately."""
     shape, tokens = SHAPES[name], range(31)
     layer = Layer(shape)
     owner = layer.hold(0, tokens)
@@ -251,7 +251,7 @@ def test_borders_of_blocks_and_splits_do_not_show(committed: int) -> None:
 
 @pytest.mark.parametrize(("committed", "levels"), [(36, 3), (46, 3), (78, 3), (104, 3), (41, 25), (12, 40)])
 def test_rows_whose_paths_part_have_programs_of_their_own(committed: int, levels: int) -> None:
-    """In a near split, over its end, over that of a far one, behind a straight block, in three splits, in four."""
+    """In a near split, across its end, across the end of a far one, behind a straight block, in three splits, in four."""
     shape, tokens, longest = Shape(heads=4, kv_heads=2, window=0 if levels < 40 else 21), range(committed), range(1, levels + 1)
     owner = (layer := Layer(shape)).hold(0, tokens)
     tree = DraftTree.of_paths(owner.root, [(*longest,), (1, 4), (5, 6, 7), *((9, node) for node in range(10, 16))], "test", 80)
@@ -333,7 +333,7 @@ def test_keys_of_accepted_nodes_are_read_from_the_slots_they_were_moved_to() -> 
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_how_many_splits_a_program_walks_shows_in_no_bit(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A long text, a short one and a draft: walked by a program each, near splits by one, one more, all by one."""
+    """A long text, a short one and a draft: one program per split, one for the near splits, one for one more, one for all."""
     shape, found = SHAPES[name], []
     splits = shape.tiling.division(shape.heads, shape.kv_heads).split_of(32 * 4 - 1) + 1
     assert splits > shape.tiling.near_splits > 1
@@ -361,15 +361,15 @@ def test_key_heads_that_take_turns_have_the_bits_of_those_that_do_not(monkeypatc
 
 
 def test_key_heads_take_turns_to_bound_what_is_left_to_merge() -> None:
-    """Of Llama's heads behind 131,072 tokens: a decoding step, a crowd's and a prompt's chunk beside another sequence."""
+    """Llama's heads behind 131,072 tokens: steps of few and of many decoding rows, and a prompt chunk beside another sequence."""
     assert [attention._at_once(rows, 32, 8, 268, 128) for rows in (16, 32, 64, 512)] == [8, 8, 4, 1]
-    assert attention._at_once(512, 32, 8, 1, 128) == 8, "nothing is left where one program walks all splits"
+    assert attention._at_once(512, 32, 8, 1, 128) == 8, "nothing is left to merge if one program walks all splits"
     assert attention._at_once(64, 32, 32, 268, 128) == 16
     assert attention._at_once(64, 48, 6, 268, 128) == 3, "two turns of three, not one of four and one of two"
 
 
 def test_a_long_tail_of_small_weights_is_no_less_than_it_is() -> None:
-    """2^-26 of the largest each, which is no part of it in 24 bits, and together 2^-15."""
+    """Each weight is 2^-26 of the largest, too small to add to it in 24 bits; together they are 2^-15."""
     shape, cache, owner = Shape(), PagedCache(520, 4, None), sequence(0, range(2000))
     cache.stage(step := Step.of([missing(cache, owner)]))
     keys, values = torch.zeros(2000, 1, 16), torch.ones(2000, 1, 16)

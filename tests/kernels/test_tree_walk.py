@@ -1,4 +1,4 @@
-"""Tree walk: compiled code chooses along trees what `sampling.choose` chooses, or says that it is in doubt."""
+"""Tree walk: compiled code chooses along trees like `sampling.choose`, or reports doubt."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SHAPES = [
 
 
 def the_long_way(sequence: Sequence, tree: DraftTree, logits: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """One node after the other, with nothing of what is tested."""
+    """The expected walk, one node after the other, without the tested code."""
     path, tokens, node = list[int](), list[int](), 0
     while True:
         tokens += choose(logits[node][None], [Context(sequence, tuple(tokens))])
@@ -65,13 +65,13 @@ def test_compiled_choices_from_one_row_equal_those_of_sampling_choose(size: int,
         doubts += found is None
         if found is not None:
             assert found == the_long_way(one, root, row)
-    # of equal scores a sum says whether all are within: that is in doubt where they share top-p evenly
+    # for equal scores a sum decides whether all are kept: that is doubtful if a whole number of them makes up top-p
     assert doubts <= 1
 
 
 @pytest.mark.parametrize(("lead", "sure"), [(-0.5, True), (-5e-6, False), (0.0, False), (5e-6, False), (0.5, True)])
 def test_compiled_code_makes_no_choice_between_two_tokens_that_nearly_tie(lead: float, sure: bool) -> None:
-    """Noise is summed up elsewhere in the compiled code, and its last bits are not to choose."""
+    """Compiled code sums the noise in another order, and the last bits must not decide."""
     one, root = sequence_of(temperature=1.0), DraftTree.root(4)
     first, second, _ = noise.gumbel(one.seed, len(one.tokens), np.arange(3)).tolist()
     row = torch.tensor([[0.0, first - second + lead, -30.0]])
@@ -82,7 +82,7 @@ def test_compiled_code_makes_no_choice_between_two_tokens_that_nearly_tie(lead: 
 
 @pytest.mark.parametrize(("beside", "sure"), [(-1e-4, True), (-1e-6, False), (0.0, False), (1e-6, False), (1e-4, True)])
 def test_compiled_code_makes_no_choice_where_a_share_just_meets_top_p(beside: float, sure: bool) -> None:
-    """What is drawn is the second likeliest, which top-p keeps if the likeliest holds less."""
+    """The second likeliest token is drawn, which top-p keeps only if the likeliest holds less than top-p."""
     root, row = DraftTree.root(4), torch.tensor([[0.5, 0.3, 0.2]]).log()
     seed = next(seed for seed in range(99) if the_long_way(sequence_of(seed, temperature=1.0), root, row) == ((), (1,)))
     one = sequence_of(seed, temperature=1.0, top_p=0.5 + beside)
@@ -96,7 +96,7 @@ def test_compiled_code_makes_no_choice_where_a_share_just_meets_top_p(beside: fl
 def test_compiled_choices_equal_sampling_choose_whatever_numbers_a_row_holds(
     data: st.DataObject, size: int, seed: int, length: int
 ) -> None:
-    """Equal logits, both zeros, tokens that cannot be chosen, numbers that overflow when divided: no choice is another."""
+    """Equal logits, both zeros, banned tokens, numbers that overflow in the division: the choice is the same."""
     numbers = st.sampled_from([0.0, -0.0, 1.0, 1.0000001, -3.5, 20.0, 88.0, -torch.inf, 3e38]) | st.floats(-30, 30, width=32)
     row = torch.tensor([data.draw(st.lists(numbers, min_size=size, max_size=size))])
     temperature = data.draw(st.sampled_from([0.0, 1e-6, 0.1, 0.7, 1.0, 3.0, 100.0]))
@@ -110,7 +110,7 @@ def test_compiled_choices_equal_sampling_choose_whatever_numbers_a_row_holds(
 
 
 def forest(count: int, size: int, seed: int) -> tuple[list[Sequence], list[DraftTree], list[torch.Tensor]]:
-    """Trees that follow what is chosen for a while, with other branches and equal siblings, of sequences of all kinds."""
+    """Trees that mostly follow the choices, with other branches and equal siblings, for sequences of all kinds of parameters."""
     draw, sequences, trees, logits = Random(seed), list[Sequence](), list[DraftTree](), list[torch.Tensor]()
     generator = torch.Generator().manual_seed(seed)
     for key in range(count):
@@ -119,7 +119,7 @@ def forest(count: int, size: int, seed: int) -> tuple[list[Sequence], list[Draft
         prompt = tuple(draw.randrange(size) for _ in range(draw.randrange(1, 9)))
         one = Sequence(key, (*prompt, 1), SamplingParams.model_validate(params), key + seed, frozenset({5, 9, 11}))
         one.commit((*[draw.randrange(size) for _ in range(draw.randrange(5))], 1), ())
-        # wider than the vocabulary, as what a kernel writes is
+        # wider than the vocabulary, like the output of a kernel
         rows = (torch.randn(nodes, size + 16, generator=generator) * 3)[:, :size]
         tokens, parents = [1], [-1]
         for node in range(1, nodes):
@@ -202,7 +202,7 @@ def test_single_rows_are_chosen_from_as_by_sampling_choose(
     if refused:
         monkeypatch.setattr(tree_walk, "available", lambda *kernels: False)
     rows = torch.randn(5, 200, generator=torch.Generator().manual_seed(3)) * 3
-    # what penalties meet in a context is what would else be chosen
+    # penalties hit the tokens that would otherwise be chosen
     rows[:, :5] += torch.tensor([14.0, 12.0, 11.0, 10.0, 9.0])
     whole = [
         sequence_of(8, temperature=temperature),

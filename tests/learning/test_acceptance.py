@@ -1,4 +1,4 @@
-"""Acceptance: probabilities that are learnt from the text, by drafter, depth, confidence and request."""
+"""Acceptance: probabilities learnt from the text, by drafter, depth, confidence and request."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_request_that_differs_is_told_apart_and_forgotten_when_it_ends() -> No
 
 
 def test_failures_of_a_request_lower_doubtful_nodes_and_not_sure_ones() -> None:
-    """As with lookups: the first token is often wrong, but behind five that were right the next one is too."""
+    """As with lookups: the first token is often wrong, but behind several right ones the next is right too."""
     learnt = Acceptance()
     for key in range(400):
         learnt.observe(key, chain([1, 2, 3, 4]), [1, 2, 3, 4] if key % 2 else [5])
@@ -62,7 +62,7 @@ def test_nodes_are_judged_as_far_as_the_text_tells() -> None:
     learnt = Acceptance()
     tree = DraftTree((9, 1, 2, 3), (-1, 0, 0, 1), sources=("", "a", "a", "a"), confidences=(1.0, 0.55, 0.25, 0.55))
     for _ in range(50):
-        # the second child came true: nothing is known of what hangs below the first
+        # the second child is right: nothing is known about nodes below the first
         learnt.observe(1, tree, [2])
     learnt.release(1)
     first, second, below = learnt.rated(2, tree).confidences[1:]
@@ -72,7 +72,7 @@ def test_nodes_are_judged_as_far_as_the_text_tells() -> None:
 
 
 def test_a_draft_is_judged_further_as_later_steps_emit_its_tokens() -> None:
-    """The target looks at no node of it, so that each step emits one token: deep nodes are learnt all the same."""
+    """The target verifies no node, so each step emits one token; acceptance of deep nodes is learnt from later tokens."""
     learnt, stream = Acceptance(), Random(5)
     for key in range(600):
         text = [1, 2, 3 if stream.random() < 0.3 else 5, 4]
@@ -83,7 +83,7 @@ def test_a_draft_is_judged_further_as_later_steps_emit_its_tokens() -> None:
     first, second, third, fourth = learnt.rated(-1, chain([1, 2, 3, 4])).confidences[1:]
     assert min(first, second) > 0.98
     assert third == pytest.approx(0.3, abs=0.06)
-    # behind a third one that came true
+    # the fourth token, given that the third was right
     assert fourth > 0.95
 
 
@@ -93,7 +93,7 @@ def test_a_tree_is_judged_on_along_the_branch_that_came_true() -> None:
     for _ in range(50):
         learnt.observe(1, tree, [2])
         learnt.go_on(1, [4, 7])
-        # it has ended
+        # that branch has ended, so this token is not used
         learnt.go_on(1, [3])
     learnt.release(1)
     first, second, below_first, below_second = learnt.rated(2, tree).confidences[1:]
@@ -109,7 +109,7 @@ def test_only_one_of_overlapping_drafts_is_judged_further_and_none_of_an_ended_r
     learnt.observe(1, chain([2, 8], 0.35), [2])
     for known in (learnt, alone):
         known.go_on(1, [2, 3])
-    # the second level of the other draft was wrong, and nobody looked
+    # the second level of the other draft was wrong, but was not observed
     assert learnt.rated(2, chain([2, 8], 0.35)).confidences[2] == 0.35
     assert learnt.rated(2, chain([1, 2, 3], 0.95)).confidences == alone.rated(2, chain([1, 2, 3], 0.95)).confidences
     alone.observe(1, chain([1, 2], 0.15), [1])

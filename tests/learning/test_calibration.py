@@ -1,4 +1,4 @@
-"""Calibration: nodes are held as likely as their drafters kept of late, and none likelier than its parent."""
+"""Calibration: node probabilities follow the drafters' recent results, and none exceeds its parent's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Costs: what the parts of the steps sum to, and what they leave of the wall time."""
+"""Costs: the time of a step's parts, the rest of the wall time, and forwards behind long contexts."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ def test_a_first_ask_of_a_look_up_says_nothing_of_later_ones() -> None:
     costs.looked_up("ngram", 16, {1: 103, 2: 127, 3: 101}, 9.0)
     assert 2.0 < costs.draft_s("ngram", 16, 1) < 3.0
     assert costs.resumed["suffix"] == 40.0
-    assert costs.resumed["ngram"] < 40.0, "two of the first ask took 80 seconds, two of the next 40, and one 40"
+    assert costs.resumed["ngram"] < 40.0, "two first calls took 80 seconds, two more 40, and one 40"
     costs.looked_up("suffix", 16, {1: 200}, 1000.0)
-    assert costs.resumed["suffix"] == pytest.approx(40.0 + 0.1 * 120.0), "what is disturbed counts as four times as much at most"
+    assert costs.resumed["suffix"] == pytest.approx(40.0 + 0.1 * 120.0), "a disturbed timing counts as at most four times as long"
 
 
 def test_a_machine_that_slows_down_does_so_for_rows_and_sequences() -> None:
@@ -46,13 +46,13 @@ def test_a_machine_that_slows_down_does_so_for_rows_and_sequences() -> None:
     for _ in range(200):
         costs.observe(16, 16, Timings(0.0, 3 * before, 0.0, 0.0), learnt=True)
     assert costs.forward_s(16, 16) == pytest.approx(3 * before, rel=0.01)
-    # what sixteen sequences take of it is what they took, or nearly: the point for sixteen rows is corrected a little as well
+    # the per-sequence part is the measured one, nearly: the point for sixteen rows is corrected a little too
     assert costs.curve(16) / costs.forward_s(16, 16) == pytest.approx(2.6 / before, rel=0.1)
     assert costs.forward_s(32, 1) == pytest.approx(3 * 4.2, rel=0.15)
 
 
 def behind_127_tokens() -> Costs:
-    """A further token adds 1 ms to a forward, and 0.1 ms to each of its rows."""
+    """Costs measured behind 127 tokens; each further token adds 1 ms to a forward, and 0.1 ms to each of its rows."""
     costs = Costs()
     for rows in (1, 16, 32):
         costs.curve.put(rows, 1.0 + 0.1 * rows)
@@ -64,10 +64,10 @@ def test_a_row_behind_a_long_context_takes_longer() -> None:
     costs = behind_127_tokens()
     costs.curve.behind(1127, 1)
     assert costs.curve(1) == pytest.approx(1.1 + 1.0 + 0.1)
-    # as many rows were never measured
+    # beyond the measured numbers of rows
     assert costs.curve(100) == pytest.approx(11.0 + 1.0 + 10.0)
     assert costs.curve.span(4, 30) == pytest.approx([costs.curve(rows) for rows in range(4, 35)])
-    # four sequences of which each has as much read all of it, and a row still sees its own alone
+    # four sequences of that context read four times as much in all; each row still attends to its own sequence alone
     costs.curve.behind(4 * 1127, 4)
     assert costs.curve(16) == pytest.approx(2.6 + 4.0 + 1.6)
     costs.curve.behind(127, 1)
@@ -75,7 +75,7 @@ def test_a_row_behind_a_long_context_takes_longer() -> None:
 
 
 def test_a_text_that_grows_does_not_bend_the_curve() -> None:
-    """What steps take behind ever more tokens is what is expected of them: neither the pace nor the points follow it."""
+    """Growing times of steps behind growing contexts are expected: they change neither the pace nor the points."""
     costs = behind_127_tokens()
     for tokens in range(127, 4000, 7):
         costs.curve.behind(tokens, 1)

@@ -1,4 +1,4 @@
-"""What steps cost: a curve by rows and times of drafts that follow the machine."""
+"""Learnt costs of steps: a curve by rows, and draft times that follow the machine's speed."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_cached_values_of_a_cost_curve_follow_from_its_points(points: list[tuple
             made.see(rows, seconds)
         else:
             made.put(rows, seconds)
-        # what is asked on the way must not be kept for longer than it is true
+        # fills caches, which must not outlive a change of the points
         assert made(200) > 0.0
         assert made(7) > 0.0
     for rows in range(250):
@@ -92,16 +92,16 @@ def test_drafts_for_some_sequences_cost_between_those_for_fewer_and_those_for_mo
         costs.measured("model", depth, batch, seconds)
     assert [costs.draft_s("model", depth, 2) for depth in (1, 3, 5)] == pytest.approx([0.21, 0.34 + 0.17 / 3, 0.5 + 0.25 / 3])
     assert costs.draft_s("model", 1, 3) == costs.draft_s("model", 1, 4) == pytest.approx(0.27)
-    assert costs.draft_s("model", 1, 16) == pytest.approx(4 * 0.27), "in proportion beyond the most that is known"
+    assert costs.draft_s("model", 1, 16) == pytest.approx(4 * 0.27), "proportional beyond the largest known batch"
     read(costs, {1: 100, 2: 100})
     costs.drafted("model", 5, {1: 101, 2: 102}, 0.58)
-    assert 0.18 <= costs.draft_s("model", 1, 2) <= 0.27, "one draft of them says nothing of other depths"
+    assert 0.18 <= costs.draft_s("model", 1, 2) <= 0.27, "a timing of one depth does not change other depths"
     costs.measured("many", 1, 16, 1.0)
     assert costs.draft_s("many", 1, 2) == 1.0
 
 
 def read(costs: Costs, lengths: dict[int, int]) -> None:
-    """A first draft for these requests, behind their prompts."""
+    """A first draft for these requests, which reads their prompts."""
     costs.drafted("model", 1, lengths, 1e9)
 
 
@@ -115,7 +115,7 @@ def test_one_disturbed_draft_hardly_raises_the_draft_cost() -> None:
 
 
 def test_reading_texts_time_and_again_does_not_make_drafts_dear() -> None:
-    """As trials of a drafter do that is not worth it for long: each reads all that was written since the last."""
+    """As in repeated trials of a drafter: each draft reads everything written since the last one."""
     costs = Costs()
     costs.measured("model", 2, 1, 1.0)
     costs.measured("model", 2, 4, 2.0)
@@ -128,7 +128,7 @@ def test_reading_texts_time_and_again_does_not_make_drafts_dear() -> None:
 
 
 def test_a_machine_that_changes_its_speed_changes_that_of_all_depths() -> None:
-    """Or a depth that was measured on a slower machine than this one became would never be tried again."""
+    """Otherwise a depth measured while the machine was slower would never be tried again."""
     costs = Costs()
     for depth in (1, 5):
         costs.measured("model", depth, 1, depth * 2.0)
@@ -152,7 +152,7 @@ def test_steps_that_decode_teach_the_curve_and_show_their_trees() -> None:
         (progress,) = engine.step()
         trees.append(progress.outcome.tree)
         curves.append(dict(engine.speculative.costs.curve.points))
-    # chunks of 4, 4 and 2 tokens, the last of which ends at the root; then a step that reads nothing but its tree
+    # prompt chunks of 4, 4 and 2 tokens, the last of which includes the root; then a step that feeds only its tree
     assert [tree is not None for tree in trees] == [False, False, True, True]
     assert [len(points) for points in curves] == [0, 0, 0, 1]
     assert all(len(tree) > 1 for tree in trees[2:])
@@ -179,7 +179,7 @@ def test_drafts_of_named_drafters_do_not_teach_depth_acceptance() -> None:
 
 
 class Clock:
-    """Time that passes as it is told to, and a little at every look."""
+    """A clock that tests advance; every reading adds a little."""
 
     now_s = 0.0
 
@@ -189,7 +189,7 @@ class Clock:
 
 
 class ReadingDrafter(ChainDrafter):
-    """A lookup that takes a second per request, and a hundred more to read the text of one that it does not know."""
+    """A lookup that takes one second per request, and a hundred more to read the text of a new one."""
 
     def __init__(self, model: TableModel, clock: Clock) -> None:
         super().__init__(model)
@@ -217,7 +217,7 @@ def test_a_look_up_costs_what_it_takes_for_one_request_that_it_knows(requests: i
     assert learnt_s == pytest.approx(1.0, rel=1e-3)
     engine.add([1, 2, 3, 4, 5], params)
     engine.step()
-    assert costs.draft_s("scripted", 4, 1) == learnt_s, "nor does one who joins later make it dear"
+    assert costs.draft_s("scripted", 4, 1) == learnt_s, "a request that joins later does not raise the cost"
     while engine.has_work:
         engine.step()
-    assert costs.draft_s("scripted", 4, 1) == pytest.approx(1.0, rel=1e-3), "nor are the last tokens of an answer cheaper"
+    assert costs.draft_s("scripted", 4, 1) == pytest.approx(1.0, rel=1e-3), "the last tokens of an answer do not lower the cost"

@@ -1,4 +1,4 @@
-"""DecisionCache: for how many steps a decision is kept, and what ends it."""
+"""DecisionCache: for how many steps a decision is kept, and what invalidates it."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def taken(decision: Decision, sequences: list[Sequence], situation: Situation = 
 
 
 def standing(cache: DecisionCache, sequences: list[Sequence], situation: Situation) -> Decision | None:
-    """What stands in one more step."""
+    """The cached decision for one more step."""
     declined = cache.declined(sequences, cache.now + 1)
     return NOBODY if declined and not situation.begins else cache.get(sequences, situation)
 
 
 def stood(cache: DecisionCache, sequences: list[Sequence], situation: Situation = ALONE) -> int:
-    """Steps for which what is decided stands, if nothing changes."""
+    """The number of steps for which the decision is kept, if nothing changes."""
     steps = 0
     while steps < 100 and standing(cache, sequences, situation):
         steps += 1
@@ -75,9 +75,9 @@ def test_a_draft_is_granted_again_for_a_few_steps_and_for_more_where_it_is_decid
         cache.put(FIRST, batch(1, 2), ALONE)
         assert stood(cache, batch(1, 2)) == steps
     cache.put(Decision(3, (0,)), batch(1, 2), ALONE)
-    assert stood(cache, batch(1, 2)) == 15, "another depth is another draft"
+    assert stood(cache, batch(1, 2)) == 15, "another depth is another decision"
     cache.put(NOBODY, batch(1, 2), ALONE)
-    assert stood(cache, batch(1, 2)) == 1, "and rests begin anew"
+    assert stood(cache, batch(1, 2)) == 1, "and pauses start short again"
 
 
 @pytest.mark.parametrize("now", [(1, 3), (1,), (1, 2, 3)])
@@ -108,7 +108,7 @@ def test_situations_differ_by_the_expected_tokens_of_what_lookups_found() -> Non
     assert situation([chain(0.9, 0.9)], 0) == situation([chain(0.9, 0.8, 0.1, 0.1)], 0) != ALONE
     kinds = [situation([chain(*[0.99] * count)], 0) for count in (1, 2, 4, 8, 16)]
     assert len(set(kinds)) == len(kinds)
-    assert situation([chain(0.1), chain(0.9, 0.9)], 0) == SOMETHING != ALONE, "in a batch it is another thing each time"
+    assert situation([chain(0.1), chain(0.9, 0.9)], 0) == SOMETHING != ALONE, "in a batch it is a different situation"
 
 
 def test_situations_differ_by_about_how_many_prompt_tokens_are_read() -> None:
@@ -128,7 +128,7 @@ def test_each_situation_has_a_decision_of_its_own() -> None:
     cache.put(NOBODY, batch(1), LONG)
     told = [standing(cache, batch(1), situation) for situation in (ALONE, SHORT, LONG)]
     assert [decision and decision.depth for decision in told] == [4, 2, 0]
-    assert standing(taken(FIRST, batch(1)), batch(1), SHORT) is None, "the deep draft may not be wanted beside it"
+    assert standing(taken(FIRST, batch(1)), batch(1), SHORT) is None, "the deep draft may not pay beside a lookup's find"
 
 
 def test_a_decision_for_some_of_a_batch_is_not_kept_beside_lookup_finds() -> None:
@@ -146,8 +146,8 @@ def test_a_decision_for_the_sequences_without_a_find_covers_whichever_have_none(
         cache.put(Decision(4, (2, 0)), three, SOMETHING, unfound=[0, 2])
         cache.declined(three, cache.now + steps)
         assert cache.get(three, SOMETHING, [1]) == Decision(4, [1])
-        assert cache.get(batch(4, 2, 3), SOMETHING, [0, 1]) == Decision(4, [0, 1]), "whoever they are"
-        assert cache.get(three, SOMETHING, []) is None, "they may all have found something"
+        assert cache.get(batch(4, 2, 3), SOMETHING, [0, 1]) == Decision(4, [0, 1]), "whichever requests they are"
+        assert cache.get(three, SOMETHING, []) is None, "all of them may have a find"
         assert cache.get(batch(1, 2), SOMETHING, [1]) is None
         cache.declined(three, cache.now + 1)
         assert cache.get(three, SOMETHING, [1]) is None
@@ -169,13 +169,13 @@ def test_only_decisions_to_draft_are_kept_longer_where_fewer_steps_are_learnt_fr
 
 def test_a_decision_not_to_draft_holds_beside_larger_finds_and_not_beside_smaller_ones() -> None:
     assert stood(taken(NOBODY, batch(1), SHORT), batch(1), SHORT) == 8
-    assert standing(taken(NOBODY, batch(1), SHORT), batch(1), ALONE) is None, "where nothing is found it may be worth it"
+    assert standing(taken(NOBODY, batch(1), SHORT), batch(1), ALONE) is None, "without a find a draft may pay"
     assert standing(taken(NOBODY, batch(1), SHORT), batch(1), LONG) == NOBODY
     for more in (SHORT, LONG, situation([NOTHING_FOUND], 0, 200)):
         assert standing(taken(NOBODY, batch(1)), batch(1), more) == NOBODY
-    assert standing(taken(NOBODY, batch(1)), batch(1), situation([NOTHING_FOUND], 200)) == NOBODY, "nor beside a prompt"
+    assert standing(taken(NOBODY, batch(1)), batch(1), situation([NOTHING_FOUND], 200)) == NOBODY, "nor does it beside a prompt"
     begins = situation_of([NOTHING_FOUND], 200, begins=True)
-    assert standing(taken(NOBODY, batch(1)), batch(1), begins) is None, "but how an answer begins is easy"
+    assert standing(taken(NOBODY, batch(1)), batch(1), begins) is None, "but the beginning of an answer is easier to draft"
 
 
 def test_a_decision_not_to_draft_holds_with_more_unread_tokens_and_not_with_fewer() -> None:

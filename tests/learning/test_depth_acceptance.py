@@ -1,4 +1,4 @@
-"""DepthAcceptance: how likely the levels that costly drafters are granted are drafted and accepted."""
+"""DepthAcceptance: how often each level granted to a costly drafter is drafted and accepted."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_depths_never_granted_are_estimated_from_shallower_levels() -> None:
 
 
 def test_levels_that_were_not_drafted_bring_nothing_but_were_not_wrong() -> None:
-    """Drafts of one level out of two go on for a second one, and what goes on comes true three times in four."""
+    """Half of the drafts reach a second level, which is right three times in four."""
     learnt, stream = DepthAcceptance(), Random(3)
     for _ in range(2000):
         if stream.random() < 0.5:

@@ -1,4 +1,4 @@
-"""DraftHistory: what costly drafters have read, and over how many drafts to come the rest pays."""
+"""DraftHistory: the text that costly drafters have read, and over how many future drafts reading the rest pays off."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def test_drafts_left_are_estimated_from_answer_lengths_and_the_draft_interval() 
         history.record("model", text, step, tried=False)
         text.tokens += [5] * 8
     assert history.drafts_left("model", sequence(1)) == pytest.approx(8.0, rel=0.01)
-    assert history.drafts_left("model", sequence(1, answer=63)) == 1.0, "a draft that is made is one"
+    assert history.drafts_left("model", sequence(1, answer=63)) == 1.0, "at least the draft being decided"
     for _ in range(100):
         history.ended(sequence(2, answer=400))
     assert history.drafts_left("model", sequence(1)) == pytest.approx(50.0, rel=0.01)
-    assert history.drafts_left("model", sequence(1, answer=600)) == pytest.approx(50.0, rel=0.01), "no more than it may have"
+    assert history.drafts_left("model", sequence(1, answer=600)) == pytest.approx(50.0, rel=0.01), "at most the tokens left"
     history._length = 8.0
-    assert history.drafts_left("model", sequence(1, answer=200)) == pytest.approx(25.0, rel=0.01), "it has outlived the others"
+    assert history.drafts_left("model", sequence(1, answer=200)) == pytest.approx(25.0, rel=0.01), "longer than the mean answer"
 
 
 def test_answers_of_one_token_do_not_change_the_estimate_of_drafts_left() -> None:

@@ -1,4 +1,4 @@
-"""DraftPauses: when nobody is asked for a draft, and when drafts are tried again."""
+"""DraftPauses: when drafting pauses, and when drafts are tried again."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from paceline.learning.draft_pauses import DraftPauses
 
 
 def saw(pauses: DraftPauses, seconds: float, tokens: int) -> None:
-    """A step in which somebody is asked unless nobody may be."""
+    """One step, which asks drafters unless a pause is active."""
     if pauses.passed(not pauses.active, False):
         pauses.saw(seconds, tokens)
 
 
 def run(pauses: DraftPauses, drafting_s: float, plain_s: float, steps: int, least_s: float = 0.1, cold: int = 0) -> list[bool]:
-    """Steps of which one with drafts takes so long per token, and one without, but for the first few of them: whether each was
-    of a rest."""
+    """Steps with drafts take `drafting_s` per token, steps of a pause `plain_s` except for its first `cold` ones. Returns whether
+    each step was in a pause."""
     paused, plain = [], 0
     for _ in range(steps):
         paused.append(pauses.active)
@@ -29,7 +29,7 @@ def run(pauses: DraftPauses, drafting_s: float, plain_s: float, steps: int, leas
 
 
 def stretches(paused: list[bool]) -> list[int]:
-    """Lengths of what is rested in a row."""
+    """Lengths of consecutive paused steps."""
     lengths = [0]
     for one in paused:
         if one:
@@ -43,7 +43,7 @@ def test_where_drafts_win_less_than_one_percent_of_steps_go_without() -> None:
     paused = run(DraftPauses(), 1.0, 2.0, 4000)
     assert set(stretches(paused)) == {6}
     assert sum(paused) < 0.01 * 4000
-    assert run(DraftPauses(), 1.0, 0.99, 4000) == paused, "what is hardly better is not"
+    assert run(DraftPauses(), 1.0, 0.99, 4000) == paused, "a difference this small counts as none"
 
 
 def test_where_drafts_lose_they_are_tried_now_and_then() -> None:
@@ -62,11 +62,11 @@ def test_paused_drafts_resume_when_they_win_again() -> None:
 def test_no_pause_begins_where_plain_steps_could_not_be_that_fast() -> None:
     assert not any(run(DraftPauses(), 1.0, 0.5, 1000, least_s=1.3))
     assert not any(run(DraftPauses(), 1.0, 0.5, 1000, least_s=0.0)), "nor where nothing was measured"
-    assert any(run(DraftPauses(), 1.0, 0.5, 1000, least_s=1.2)), "it is warmer among its like"
+    assert any(run(DraftPauses(), 1.0, 0.5, 1000, least_s=1.2)), "plain steps are faster after other plain steps"
 
 
 def test_a_timed_step_is_weighted_by_the_steps_it_stands_for() -> None:
-    """Of what takes so long alone only one in four is seen, and of what follows each."""
+    """Of every five steps one slow step stands for itself and one faster step for four."""
     pauses = DraftPauses()
     for _ in range(150):
         pauses.saw(2.0, 2)
@@ -76,7 +76,7 @@ def test_a_timed_step_is_weighted_by_the_steps_it_stands_for() -> None:
 
 
 def test_steps_that_are_not_seen_count_towards_timings_and_pauses() -> None:
-    """Which of them are learnt from is for others to say."""
+    """Which steps are timed is decided elsewhere."""
     pauses = DraftPauses()
     for step in range(49):
         assert pauses.passed(True, False), step
@@ -92,7 +92,7 @@ def test_steps_that_are_not_seen_count_towards_timings_and_pauses() -> None:
 def test_a_step_that_reads_prompts_is_not_seen_and_passes_in_a_rest_all_the_same() -> None:
     pauses = DraftPauses()
     assert not any(pauses.passed(True, True) for _ in range(100))
-    assert not pauses.due, "nothing is compared with it"
+    assert not pauses.due, "there is no timing to compare"
     pauses.active, pauses._left = True, 20
     assert not any(pauses.passed(False, True) for _ in range(20))
     assert not pauses.active
@@ -111,7 +111,7 @@ def test_steps_are_timed_once_somebody_was_asked_long_enough_and_not_while_they_
 
 
 def test_on_a_busy_machine_drafts_that_win_are_not_left_for_long() -> None:
-    """One step in six takes two to four times as long, with drafts and without: as on two processors with two busy programs."""
+    """One step in six takes two to four times as long, with and without drafts: as on two cores shared with two busy programs."""
     chance = Random(2)
     for gain, most in ((1.2, 0.1), (1.4, 0.03)):
         pauses, paused = DraftPauses(), 0

@@ -1,4 +1,4 @@
-"""Exploration: how often a drafter is tried that is not thought to be worth it."""
+"""Exploration: how often a drafter that is not expected to pay is tried."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def asked(exploration: Exploration, part: str = "model", cost_s: float = COST_S)
 
 
 def tried(exploration: Exploration, steps: int, gain_s: float) -> list[bool]:
-    """Whether a drafter was tried in each of so many steps of a second; a trial brings `gain_s`."""
+    """Whether a drafter was tried in each of `steps` steps of one second; a trial gains `gain_s`."""
     found = []
     for _ in range(steps):
         began = exploration.may_be_due("model") and asked(exploration)
@@ -73,7 +73,7 @@ def test_ending_a_step_without_a_trial_earns_no_credit() -> None:
 
 
 def test_a_request_with_much_unread_text_does_not_block_trials_for_others() -> None:
-    """Beside another it is passed over, and it is soon asked again whether whoever came meanwhile may be tried for."""
+    """In the presence of another request it is skipped, and trials for newcomers are soon considered again."""
     exploration, turns = Exploration(), {0: 0, 1: 0}
     for step in range(3_000):
         requests = {0: 1000 * COST_S} if step < 20 else {0: 1000 * COST_S, 1: COST_S}

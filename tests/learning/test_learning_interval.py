@@ -8,7 +8,7 @@ from paceline.learning.learning_interval import LearningInterval
 
 
 def learnt_from(learning_interval: LearningInterval, share: float, steps: int) -> list[bool]:
-    """Whether each of so many steps was a lesson, where one takes this share of a step."""
+    """Whether each of `steps` steps was learnt from, if learning takes this share of a step."""
     due = []
     for _ in range(steps):
         learning_interval.begin()
@@ -22,13 +22,13 @@ def learnt_from(learning_interval: LearningInterval, share: float, steps: int) -
 def test_the_costlier_learning_is_the_fewer_steps_are_learnt_from(share: float, apart: int) -> None:
     learning_interval = LearningInterval()
     due = learnt_from(learning_interval, share, 1000)
-    assert all(due[:64]), "once much is known"
+    assert all(due[:64]), "the first steps are all learnt from"
     assert sum(due[200:]) == pytest.approx(800 / apart, rel=0.08)
     assert learning_interval.mean_steps == apart
 
 
 def test_lessons_do_not_come_at_equal_distances() -> None:
-    """A text that goes round in circles is seen at every point of them, about as often at each."""
+    """In a text that repeats itself with a period, every phase of the period is seen about equally often."""
     due = learnt_from(LearningInterval(), 0.1, 4000)
     for around in range(2, 13):
         seen = [sum(due[400 + at :: around]) for at in range(around)]
@@ -46,7 +46,7 @@ def test_the_steps_of_all_intervals_add_up_to_the_steps_taken() -> None:
 
 
 def test_of_a_rest_its_last_step_is_learnt_from_and_so_is_the_one_behind_it() -> None:
-    """Else drafts that are thought about once in eight steps, the others being rests, would never be."""
+    """Otherwise drafts that are considered once in eight steps, the others being pauses, would never be learnt from."""
     learning_interval = LearningInterval()
     learnt_from(learning_interval, 0.1, 1000)
     while not learning_interval.due:
@@ -61,7 +61,7 @@ def test_of_a_rest_its_last_step_is_learnt_from_and_so_is_the_one_behind_it() ->
 
 
 def test_one_step_in_four_of_a_long_pause_is_learnt_from() -> None:
-    """What a forward takes changes meanwhile, where others come to need the machine or no longer do."""
+    """The cost of forwards may change during the pause, as other programs start or stop."""
     learning_interval, due = LearningInterval(), []
     for _ in range(80):
         learning_interval.begin()

@@ -1,4 +1,4 @@
-"""LookupValue: in which steps lookups are asked, and what for."""
+"""LookupValue: in which steps lookups are asked, and with what budget."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ FOUND = DrafterInfo("found", Budget(6, 6))
 
 @pytest.mark.parametrize(("crowd", "nodes", "depth"), [(1, 32, 12), (8, 32, 12), (16, 16, 12), (64, 4, 4), (200, 4, 4)])
 def test_in_a_crowd_a_look_up_is_asked_for_its_share(crowd: int, nodes: int, depth: int) -> None:
-    """A node that a crowd finds costs the host its time, and of several hundred a device looks at few."""
+    """Nodes for many requests cost the host time, and of several hundred the device verifies few."""
     part = DrafterInfo("found", Budget(32, 12, floor=0.25))
     granted = LookupValues(Costs()).budgets(part, [sequence(key, range(5)) for key in range(crowd)], 0, True)
     assert granted == [Budget(nodes, depth, floor=0.25)] * crowd
 
 
 def lookup_values_of(ask_s: float) -> LookupValues:
-    """Where asking a lookup takes so many seconds, a token one, and a row next to nothing."""
+    """A lookup call takes `ask_s` seconds, a token one second, and a row next to nothing."""
     costs = Costs()
     for rows, seconds in ((1, 1.0), (8, 1.001)):
         costs.curve.put(rows, seconds)
@@ -34,7 +34,7 @@ def lookup_values_of(ask_s: float) -> LookupValues:
 
 
 def first_asked(lookup_values: LookupValues, key: int, finds: bool, now: int) -> int:
-    """Steps from the beginning of a request until it is asked, of 40; it ends there."""
+    """Steps from the beginning of a request until the lookup is asked, at most 40; then the request ends."""
     one, tree = sequence(key, range(5)), DraftTree.root(4)
     for waited in range(40):
         lookup_values.forget_asked()
@@ -51,12 +51,12 @@ def test_a_lookup_that_fails_for_many_requests_in_a_row_is_asked_later_in_the_ne
     lookup_values = lookup_values_of(0.2)
     waited = [first_asked(lookup_values, key, False, 100 * key) for key in range(200)]
     assert waited[0] == 0
-    assert sum(one == 0 for one in waited[16:]) == pytest.approx(184 / 8, abs=1), "some begin with it all the same"
+    assert sum(one == 0 for one in waited[16:]) == pytest.approx(184 / 8, abs=1), "some requests ask at once all the same"
     later = [one for one in waited if one]
     assert later == sorted(later)
     assert later[0] < 20
     assert later[-1] >= 39
-    # a find comes by those that begin with it
+    # finds are seen in requests that ask at once
     for key in range(200, 232):
         first_asked(lookup_values, key, True, 100 * key)
     assert [first_asked(lookup_values, key, True, 100 * key) for key in range(232, 240)] == [0] * 8
@@ -76,9 +76,9 @@ def test_a_lookup_that_pays_is_accounted_only_in_steps_that_are_learnt_from() ->
 
     for _ in range(20):
         assert asked(found, True)
-    assert all(asked(nothing, False) for _ in range(60)), "nobody has seen that it brings nothing"
-    assert asked(nothing, True), "a lesson counts for all steps before it, but not for everything"
-    assert not all(asked(nothing, False) for _ in range(60)), "one that pays no longer is accounted for in every step"
+    assert all(asked(nothing, False) for _ in range(60)), "its failure is not observed in these steps"
+    assert asked(nothing, True), "an observed step counts for all steps since the last one, but the lookup keeps some credit"
+    assert not all(asked(nothing, False) for _ in range(60)), "once it does not pay, every step counts"
 
 
 def test_a_request_with_a_reference_stays_awake_while_its_reference_drafter_does() -> None:
@@ -86,7 +86,7 @@ def test_a_request_with_a_reference_stays_awake_while_its_reference_drafter_does
     refers = DrafterInfo("refers", Budget(6, 6), refers=True)
     for depth in range(1, 7):
         lookup_values._costs.measured("refers", depth, 1, 0.2)
-    assert lookup_values.awake(1, 0), "nobody has asked yet"
+    assert lookup_values.awake(1, 0), "it was not asked yet"
     lookup_values.budgets(FOUND, [one], 0, True)
     assert lookup_values.awake(1, 0)
     lookup_values._values["found"][1].next_asked = 100
@@ -94,4 +94,4 @@ def test_a_request_with_a_reference_stays_awake_while_its_reference_drafter_does
     lookup_values.budgets(refers, [one], 0, True)
     assert lookup_values.awake(1, 0)
     lookup_values._values["found"][1].next_asked, lookup_values._values["refers"][1].next_asked = 0, 100
-    assert not lookup_values.awake(1, 0), "another lookup is not what it came for"
+    assert not lookup_values.awake(1, 0), "another lookup does not use the reference"

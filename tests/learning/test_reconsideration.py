@@ -1,4 +1,4 @@
-"""Reconsideration: in which steps drafts are considered while nobody is asked for any."""
+"""Reconsideration: in which steps drafts are considered while no drafter is asked."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from paceline.learning.reconsideration import Reconsideration
 
 
 def thinks(reconsideration: Reconsideration, newest: int = 0, asked: bool = False, requests: int = 1) -> bool:
-    """Whether drafts are thought about in one more step, in which somebody is asked if so and `asked`."""
+    """Whether drafts are considered in one more step; if so, and if `asked`, a drafter is asked."""
     reconsideration.begin()
     skips = reconsideration.skips(newest, requests)
     reconsideration.saw(asked and not skips)
@@ -23,7 +23,7 @@ def test_drafts_are_considered_in_one_step_of_eight_once_no_drafter_is_asked() -
     assert [thinks(reconsideration) for _ in range(20)] == [True] * 3 + [step % 8 == 0 for step in range(1, 18)]
     while not thinks(reconsideration, asked=True):
         pass
-    assert thinks(reconsideration), "and in all again when somebody is asked"
+    assert thinks(reconsideration), "and in every step once a drafter was asked"
 
 
 def test_drafts_are_considered_at_once_for_a_new_request() -> None:
@@ -34,7 +34,7 @@ def test_drafts_are_considered_at_once_for_a_new_request() -> None:
 
 
 def test_in_a_crowd_one_new_request_waits_for_more_of_them_or_for_its_turn() -> None:
-    """With short answers hardly a step goes by in which none begins."""
+    """With short answers a request begins in nearly every step."""
     reconsideration = Reconsideration()
     while thinks(reconsideration, requests=16):
         pass

@@ -1,4 +1,4 @@
-"""Alternating: rows of two matrices in turns of a panel, whichever slice is asked for."""
+"""Alternating: rows of two matrices that take turns panel by panel, for any slice."""
 
 from __future__ import annotations
 
@@ -21,5 +21,5 @@ def test_panels_of_the_two_matrices_alternate(outputs: int, inputs: tuple[int, .
         assert torch.equal(rows[:outputs], part)
         assert not rows[outputs:].any()
     for panel in range(both.shape[0] // PANEL):
-        # as packing asks: the last slice may reach beyond the end
+        # slices as packing requests them: the last may extend past the end
         assert torch.equal(both[panel * PANEL : (panel + 3) * PANEL], both[:][panel * PANEL : (panel + 3) * PANEL])

@@ -1,4 +1,4 @@
-"""Models through transformers whose configuration or forward is not that of a plain language model, as published ones are."""
+"""Models through transformers with the configuration or forward of composite models, as published ones have."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_vision_models_text_is_computed_by_its_text_configuration(tmp_path: Pa
 
 
 def test_a_gemma_whose_layers_share_keys_decodes_many_sequences_at_once(tmp_path: Path) -> None:
-    """As in E2B and E4B: there transformers slices by whatever says which rows are wanted."""
+    """As in E2B and E4B: without row indices, transformers takes a number of wanted rows and slices its mask with it too."""
     kinds = ["sliding_attention", "full_attention"] * 2
     shape = {"layer_types": kinds, "num_hidden_layers": 4, "num_kv_shared_layers": 2, "vocab_size_per_layer_input": 97}
     reference = tiny_model("gemma4_text", **SIZES | shape)
@@ -59,7 +59,7 @@ def test_a_gemma_whose_layers_share_keys_decodes_many_sequences_at_once(tmp_path
 
 @pytest.mark.parametrize("name", ["other.safetensors", "adapter_model.bin"])
 def test_a_configuration_does_not_say_which_file_holds_the_weights(tmp_path: Path, name: str) -> None:
-    """transformers would read it, a pickle too, and no other backend would."""
+    """transformers would read that file, even a pickle, and no other backend would."""
     reference = tiny_model("gpt_neox")
     reference.save_pretrained(tmp_path)
     others = {key: tensor + 1 for key, tensor in load_file(tmp_path / "model.safetensors").items()}

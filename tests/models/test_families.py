@@ -1,4 +1,4 @@
-"""Every family through its backend: many sequences in one step, drafts and all, equal the plain model run alone."""
+"""Every family through its backend: many sequences in one step, with drafts, equal the plain model run alone."""
 
 from __future__ import annotations
 
@@ -54,14 +54,14 @@ SETTINGS: list[tuple[str, dict[str, Any]]] = [
     ("exaone4", _WINDOWS),
     ("mixtral", {"sliding_window": 3}),
 ]
-"""Words that families of the transformers backend publish, set to what is not their default."""
+"""Configuration settings that models of the transformers backend publish, with values other than the defaults."""
 ADDITIVE = ["falcon", "gptj", "codegen"]
 CHAINS = ["bloom", "mpt", "gpt_neo"]
 REPLAYED = ["qwen3_next", "lfm2", "mamba2"]
 TOLERANCE = 1e-4
-"""Largest difference of a logit; logits are spread over tens."""
+"""Largest difference of a logit; logits range over tens."""
 RECURRENT_TOLERANCE = 1e-3
-"""Recurrent layers sum a prompt in blocks and a token at a time in two different kernels: transformers alone, with its cache and
+"""Recurrent layers sum a prompt in blocks and single tokens in two different kernels: transformers itself, with its cache and
 without, differs by 1.0e-4 on this qwen3_next."""
 
 
@@ -70,7 +70,7 @@ def allowed(model: LanguageModel) -> float:
 
 
 def branching_draft(root: int) -> tuple[DraftTree, tuple[int, ...]]:
-    """Six nodes, and a path through them whose cache slots do not lie side by side."""
+    """Five drafted nodes, and a path through them whose cache slots are not adjacent."""
     return DraftTree((root, 11, 12, 13, 14, 15), (-1, 0, 0, 1, 1, 2)), (2, 5)
 
 
@@ -164,7 +164,7 @@ def test_models_that_cannot_branch_say_so(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["llama", "gemma2", "falcon", "bloom", "qwen3_next", "lfm2", "mamba2", "mamba"])
 def test_forks_part_ways_and_abandoned_steps_leave_no_trace(kind: str) -> None:
-    """Through the real states: a step never committed, a fork, a truncated fork that goes on otherwise, then both again."""
+    """With the real states: a step never committed, a fork, a truncated fork that continues differently, then both again."""
     reference = tiny_model(kind)
     model = best_backend(tiny_model(kind), Identity(kind, 128, frozenset()))
     cache, first = model.new_cache(), sequence(0, [21, 34, 55, 89, 13, 8])

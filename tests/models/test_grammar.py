@@ -1,4 +1,4 @@
-"""Compiled grammars: masks that are a function of the tokens alone, and strangers' grammars that are refused in one sentence."""
+"""Compiled grammars: masks that depend on the tokens alone, and users' grammars that are refused in one sentence."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def walked(constraint: GrammarConstraint, stream: Random, longest: int) -> list[
     ids=lambda grammar: grammar.kind,
 )
 def test_a_mask_depends_on_the_tokens_before_it_alone(grammars: Grammars, grammar: Grammar) -> None:
-    """However the tree was walked before, with dead ends, jumps and commits between, it is that of one who read the text once."""
+    """After any walk, with dead ends, jumps and commits, the mask equals that of a constraint that reads the text once."""
     stream = Random(1)
     for _ in range(6):
         constraint, text = grammars.constraint(grammar, EOSES), list[int]()
@@ -85,7 +85,7 @@ def test_a_mask_depends_on_the_tokens_before_it_alone(grammars: Grammars, gramma
 
 
 def test_what_a_mask_allows_is_what_the_language_allows(grammars: Grammars) -> None:
-    """Against all sentences of a finite language. Where bytes are forced one spelling of them is left, elsewhere all are."""
+    """Against all sentences of a finite language. Where bytes are forced only one tokenization is allowed, elsewhere all are."""
     sentences = [f"{a} {b}{c}" for a in ("the", "th", "in", "tin") for b in ("x", "inner", "i") for c in ("", "the", "in")]
     constraint, table, stream = grammars.constraint(regex("|".join(map(re.escape, sentences))), EOSES), pieces(), Random(2)
     for _ in range(150):
@@ -320,7 +320,7 @@ def test_no_grammar_is_compiled_while_too_many_given_up_compilations_still_run(
         with pytest.raises(GrammarsBusy, match="try again later"):
             grammars.check(regex("never seen, but quick"))
         grammars.check(known)
-        # an answer in flight compiles its own again, until one more is given up
+        # the grammar of a running answer may still be compiled again, until one more compilation is given up
         made, anew = answer._another(answer._unread)
         assert anew
         with monkeypatch.context() as slow:
@@ -365,13 +365,13 @@ def test_an_answer_ends_by_length_where_its_grammar_gets_too_costly(grammars: Gr
         assert len(path) < 200
     assert constraint.over(path) == "length"
     assert constraint.allowed(path).all()
-    # elsewhere nothing changed
+    # other positions are unaffected
     assert not constraint.allowed(()).all()
     assert constraint.over(path[:-1]) is None
 
 
 def test_masks_do_not_depend_on_what_other_answers_have_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Copies of a matcher count their states in common: answers before, and drafts, must not use up the room of the next one."""
+    """Copies of a matcher share one count of states: earlier answers and drafts must not use up the limit of the next answer."""
     monkeypatch.setattr(room, "_LIMITS", LLParserLimits(max_lexer_states=400, verbose_errors=False))
     grammar = regex("[a-z ]*[aeiou][a-z ]{40}")
     table, letters = pieces(), set(b"abcdefghijklmnopqrstuvwxyz ")
@@ -379,7 +379,7 @@ def test_masks_do_not_depend_on_what_other_answers_have_read(monkeypatch: pytest
     outside = [token for token, piece in enumerate(table) if piece and not letters.issuperset(piece)]
 
     def walked_through(constraint: GrammarConstraint, stream: Random) -> list[np.ndarray | None]:
-        """None behind drafts of which nothing could be said just then."""
+        """The masks; None behind drafts for which no mask was available."""
         masks = []
         for _ in range(60):
             draft = tuple(stream.choices(fitting, k=3))
@@ -388,7 +388,7 @@ def test_masks_do_not_depend_on_what_other_answers_have_read(monkeypatch: pytest
             assert told
             assert all(mask.all() for mask in found[told : told + 1])
             masks += [*found[:told], *[None] * (4 - told)]
-            # behind what the grammar refuses everything may follow, and the answer goes on
+            # behind a token that the grammar refuses every token is allowed, and the answer continues
             assert constraint.allowed((outside[0],)).all()
             assert constraint.over((outside[0],)) is None
             assert constraint.over(()) is None
@@ -400,7 +400,7 @@ def test_masks_do_not_depend_on_what_other_answers_have_read(monkeypatch: pytest
     known = [[mask for mask in masks if mask is not None] for masks in zip(*runs, strict=True)]
     assert not any(mask[outside].any() for masks in known for mask in masks)
     assert all(np.array_equal(masks[0], mask) for masks in known for mask in masks[1:])
-    assert all(len(masks) == 4 for masks in known[::4]), "what may follow the answer is always said"
+    assert all(len(masks) == 4 for masks in known[::4]), "the mask behind committed text is always available"
     assert sum(map(len, known)) > 800
 
 
@@ -414,7 +414,7 @@ def test_a_matcher_past_its_limits_is_replaced_once_for_all_answers_and_for_no_d
     monkeypatch.setattr(grammars, "_compile", lambda one: (compiled.append(one), compile_one(one))[1])
     monkeypatch.setattr(GrammarConstraint, "_read_off", lambda self, path: None if self._unread is past else read_off(self, path))
     for answer in answers:
-        assert answer.allowed(path).all(), "nothing is said of a draft"
+        assert answer.allowed(path).all(), "no mask is available for a draft"
         assert (answer.checked(path), answer.checked((*path, 5, 6))) == (1, 1)
     assert not compiled
     for answer in answers:

@@ -1,4 +1,4 @@
-"""Checkpoints from strangers: what is whole loads, everything else is one sentence, and nothing they bring is ever run."""
+"""Untrusted checkpoints: intact ones load, all others give one sentence, and no code they contain is ever run."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def refusal(action: Callable[[], object]) -> str:
 
 
 def edit(file: Path, **changes: Any) -> None:
-    """Change entries of a JSON file; None takes one out."""
+    """Change entries of a JSON file; None removes one."""
     values = {**json.loads(file.read_text()), **changes}
     file.write_text(json.dumps({name: value for name, value in values.items() if value is not None}))
 
@@ -353,7 +353,7 @@ def test_weights_whose_scales_nobody_reads_are_refused(folder: Path, kind: torch
 
 
 def hostile(folder: Path, model_type: str) -> Path:
-    """Remote code for model, configuration and tokenizer; it leaves a marker behind if it ever runs."""
+    """Remote code for model, configuration and tokenizer; it would leave a marker file if it ran."""
     marker = folder.parent / "it_ran"
     (folder / "evil.py").write_text(f"open({str(marker)!r}, 'w').close()\nclass Evil: ...\n")
     classes = dict.fromkeys(("AutoConfig", "AutoModel", "AutoModelForCausalLM"), "evil.Evil")
@@ -376,7 +376,7 @@ def test_a_known_architecture_ignores_its_remote_code(folder: Path) -> None:
 
 
 def test_a_configuration_does_not_say_how_it_is_run(folder: Path) -> None:
-    """An attention implementation may name a repository of kernels, which transformers would fetch and run."""
+    """A configuration may name a repository of attention kernels, which transformers would fetch and run."""
     choices = {"return_dict": False, "output_attentions": True, "use_cache": False}
     edit(folder / "config.json", attn_implementation="someone/kernels", _attn_implementation="someone/kernels", **choices)
     assert load_model(folder).branching is Branching.TREE
@@ -455,7 +455,7 @@ def test_a_rotation_that_nobody_knows_is_refused_in_words(folder: Path, scaling:
 
 @pytest.mark.parametrize("older", ["", "longrope", "su"])
 def test_a_longrope_gives_a_row_the_same_numbers_beside_others(tmp_path: Path, older: str) -> None:
-    """Past the first 64 positions transformers takes the other factors for all rows of a call."""
+    """Past the first 64 positions transformers applies the long factors to all rows of a call."""
     factors = {"short_factor": [1.0] * 8, "long_factor": [4.0] * 8, "factor": 4.0}
     over: dict[str, Any] = {"max_position_embeddings": 256, "original_max_position_embeddings": 64}
     over["rope_parameters"] = {**LONG, **factors, "rope_theta": 10000.0}
@@ -526,7 +526,7 @@ def test_other_threads_run_while_a_long_text_is_encoded(folder: Path, read_by: s
     assert len(ids) > 20_000
     inside = [began, *(at for at in ticks if began < at < over), over]
     longest = max(after - before for before, after in pairwise(inside))
-    assert longest < 0.5 * (over - began), "the lock was held while the text was encoded"
+    assert longest < 0.5 * (over - began), "encoding holds the GIL"
 
 
 @pytest.mark.parametrize(
@@ -601,7 +601,7 @@ def test_chat_follows_the_model_template(whole: Path, tmp_path: Path) -> None:
     ids = tokenizer.chat([{"role": "user", "content": "hi"}])
     assert tokenizer.decode(ids, skip_special_tokens=False) == "<user>hi\n<assistant>"
     same = tokenizer.chat([{"role": "user", "content": "hi"}], variables={"enable_thinking": False})
-    assert same == ids, "a template need not read what it is told"
+    assert same == ids, "a template need not use its variables"
     save_tiny(tmp_path, chat_template=None)
     bare = Tokenizer(tmp_path)
     assert not bare.has_chat_template
@@ -715,7 +715,7 @@ def test_a_hub_that_does_not_answer_is_one_sentence(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_repository_of_pickles_is_told_so(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    """They were not fetched: what is there does not tell."""
+    """The pickles were not fetched, so the folder does not show that there are any."""
     (folder / "model.safetensors").unlink()
     monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, **__: str(folder))
     assert refusal(lambda: resolve("someone/pickles")) == (
@@ -744,7 +744,7 @@ def test_only_safe_files_are_asked_of_the_hub(monkeypatch: pytest.MonkeyPatch, w
     assert resolve("someone/something") == whole
     assert asked["name"] == "someone/something"
     assert not any(pattern.endswith((".bin", ".pt", ".py", "*")) for pattern in asked["allow_patterns"])
-    # Mistral's checkpoints hold all weights a second time
+    # Mistral's checkpoints contain all weights a second time
     assert any(fnmatch("consolidated.safetensors", pattern) for pattern in asked["ignore_patterns"])
     assert not any(fnmatch("model-00001-of-00003.safetensors", pattern) for pattern in asked["ignore_patterns"])
 
@@ -755,7 +755,7 @@ def test_what_cannot_be_a_hub_id_is_not_fetched(name: str) -> None:
 
 
 def test_a_tokenizer_of_the_same_bytes_is_read_once(tmp_path: Path) -> None:
-    """A draft model mostly has its target's."""
+    """A draft model usually has its target's tokenizer."""
     for name in ("target", "draft", "other"):
         (tmp_path / name).mkdir()
         save_tokenizer(tmp_path / name)

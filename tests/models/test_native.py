@@ -1,4 +1,4 @@
-"""Every family of the native backend computes what transformers computes; another backend takes every model outside it."""
+"""Every family of the native backend equals transformers; models outside it load with another backend."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from represented import represented
 from stepping import alone, missing, score, sequence
 
 TOLERANCE = 1e-4
-"""Largest difference of a logit; logits are spread over tens."""
+"""Largest difference of a logit; logits range over tens."""
 HALVES_TOLERANCE = 3e-3
-"""The same where keys and values are rounded to halves: the last bits before decide which way a few of them go."""
+"""The same with keys and values rounded to float16: earlier last bits decide how some of them are rounded."""
 
 _BOTH = ["sliding_attention", "full_attention"]
 _ROPE: dict[str, Any] = {"rope_theta": 10000.0, "original_max_position_embeddings": 32}
@@ -195,7 +195,7 @@ def test_a_model_outside_goes_by_the_other_backend(tmp_path: Path, case: str) ->
 
 
 def test_a_mistral_that_names_the_kinds_of_its_layers_is_a_ministral(tmp_path: Path) -> None:
-    """What transformers' AutoConfig takes it for; Ministral 8B was published so."""
+    """transformers' AutoConfig reads it as Ministral; Ministral 8B was published like this."""
     folder, reference = checkpoint(tmp_path, "ministral", head_dim=16, sliding_window=3, layer_types=_BOTH)
     edit(folder, model_type="mistral", architectures=["MistralForCausalLM"])
     taken = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
@@ -286,7 +286,7 @@ AS_PUBLISHED: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     ),
     "Ministral 3, a length beside that of the growth": (
         "ministral3",
-        # queries grow, and with them what rounding does from layer to layer
+        # queries are scaled up, which also increases rounding errors from layer to layer
         {"num_hidden_layers": 1},
         {
             "rope_scaling": {
@@ -323,7 +323,7 @@ def test_other_families_do_not_rotate_by_the_type_of_a_layer(tmp_path: Path) -> 
 
 
 def test_attention_in_both_directions_is_refused(tmp_path: Path) -> None:
-    """transformers heeds the word in every family."""
+    """transformers applies `is_causal` in every family."""
     folder, _ = checkpoint(tmp_path)
     edit(folder, is_causal=False)
     assert "attends in both directions" in refusal(folder)
@@ -338,7 +338,7 @@ def test_layer_types_without_a_meaning_here_go_by_the_other_backend(tmp_path: Pa
 
 
 def test_windows_of_no_width_go_by_the_other_backend(tmp_path: Path) -> None:
-    """Where transformers makes no mask for them."""
+    """For these, transformers makes no mask."""
     folder, _ = checkpoint(tmp_path, "qwen3")
     edit(folder, layer_types=["sliding_attention", "full_attention"], sliding_window=None)
     assert "how wide" in refusal(folder)
@@ -363,7 +363,7 @@ EXTRA = {
     "lm_head.bias": torch.ones(97),
     "model.layers.0.self_attn.qkv_proj.weight": torch.ones(128, 64),
 }
-"""Tensors that a Llama's configuration gives no place, though some of them have a meaning in other families."""
+"""Tensors that a Llama's configuration has no place for, though some have a meaning in other families."""
 
 
 def same(model: LanguageModel, reference: Any) -> bool:
@@ -372,7 +372,7 @@ def same(model: LanguageModel, reference: Any) -> bool:
 
 @pytest.mark.parametrize("name", EXTRA)
 def test_a_model_with_unknown_tensors_goes_by_the_other_backend(tmp_path: Path, name: str) -> None:
-    """transformers leaves them aside; a backend that read them would be another model."""
+    """transformers ignores them; a backend that used them would be another model."""
     folder, reference = checkpoint(tmp_path)
     model = load_model(rewritten(folder, **{name: EXTRA[name]}))
     assert not isinstance(model, NativeModel)
@@ -394,7 +394,7 @@ def test_no_tensor_can_be_missing(tmp_path: Path, kind: str, over: dict[str, Any
 
 @pytest.mark.parametrize("kind", ["llama", "qwen3", "gemma2"])
 def test_a_tied_model_that_was_saved_without_its_head_is_read_as_one_that_has_it(tmp_path: Path, kind: str) -> None:
-    """Names begin with `layers.`, not with `model.layers.`, as those of embedding models do."""
+    """Tensor names begin with `layers.`, not with `model.layers.`, as in embedding models."""
     folder, reference = checkpoint(tmp_path, kind, tie_word_embeddings=True)
     reference.model.save_pretrained(folder)
     assert "embed_tokens.weight" in load_file(folder / "model.safetensors")
@@ -406,7 +406,7 @@ def test_an_untied_model_that_was_saved_without_its_head_is_refused(tmp_path: Pa
     reference.model.save_pretrained(folder)
     with pytest.raises(ModelError, match=r"lacks 1 tensors .* first 'lm_head.weight'"):
         load_model(folder)
-    # and with it, under the name that it has anyway, read as transformers reads it
+    # with the head added under its usual name, it is read like transformers reads it
     with_head = rewritten(folder, **{"lm_head.weight": reference.lm_head.weight.detach().clone()})
     assert same(native(with_head), reference)
     assert same(native(with_head), AutoModelForCausalLM.from_pretrained(folder).eval())
@@ -431,7 +431,7 @@ def test_a_head_of_its_own_counts_though_the_model_is_said_to_be_tied(tmp_path: 
     head = torch.randn_like(load_file(folder / "model.safetensors")["model.embed_tokens.weight"])
     model = native(rewritten(folder, **{"lm_head.weight": head}))
     assert not same(model, reference)
-    # as in transformers, which reads it and ties nothing then
+    # as in transformers, which reads the head and ties nothing then
     assert same(model, AutoModelForCausalLM.from_pretrained(folder).eval())
 
 
@@ -516,7 +516,7 @@ BEYOND_A_HEAD: list[tuple[str, dict[str, Any]]] = [
         },
     ),
 ]
-"""Families and rotations; compiled code would write beside a head, or read beside a table."""
+"""Families and rotations; compiled code would write outside a head, or read outside a table."""
 
 
 @pytest.mark.parametrize(("kind", "rotation"), BEYOND_A_HEAD, ids=str)
@@ -528,7 +528,7 @@ def test_a_rotation_larger_than_a_head_is_refused(tmp_path: Path, kind: str, rot
 
 
 def test_heads_of_an_odd_size_are_refused(tmp_path: Path) -> None:
-    """Their tensors fit, and their configuration is read without transformers, which would have refused it."""
+    """The tensors fit, and the configuration is read without transformers, which would have refused it."""
     folder, _ = checkpoint(tmp_path)
     edit(folder, head_dim=15)
     tensors = load_file(folder / "model.safetensors")
@@ -550,7 +550,7 @@ FAILING: list[tuple[str, dict[str, Any]]] = [
     ("mistral", {"sliding_window": 10**30}),
     ("llama", {"per_layer_config": {"1": {"rms_norm_eps": 0.5}}}),
 ]
-"""Configurations that transformers takes, and that fail only while a model is made of them."""
+"""Configurations that transformers accepts, and that fail only when a model is built."""
 
 
 @pytest.mark.parametrize(("kind", "changes"), FAILING, ids=str)
@@ -575,7 +575,7 @@ LACKING = [
 def test_lack_of_memory_raises_model_error_and_does_not_change_the_backend(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: Exception
 ) -> None:
-    """transformers would hold it in float32."""
+    """The transformers backend would need even more memory, for float32."""
     folder, _ = checkpoint(tmp_path)
 
     def lacking(_: int) -> torch.Tensor:
@@ -589,7 +589,7 @@ def test_lack_of_memory_raises_model_error_and_does_not_change_the_backend(
 def test_rows_that_have_other_bits_together_are_seen_when_a_model_is_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As from a kernel that was compiled wrongly for some number of rows: the other backend takes the model, and says so."""
+    """As from a kernel compiled wrongly for some number of rows: the other backend takes the model, with a warning."""
     folder, _ = checkpoint(tmp_path)
     honest = NativeModel.score
 
@@ -613,8 +613,8 @@ def test_weights_that_are_not_numbers_are_refused(tmp_path: Path, name: str) -> 
 
 
 _NARROW_TOLERANCE = 1e-2
-"""Where activations are rounded as well, one that lies in the middle may go either way, and so may keys and values behind it: in
-these models noise of 2**-17 of every activation moves logits by as much, noise of 2**-24 by half of it.
+"""With rounded activations a value near a rounding boundary may go either way, and so may later keys and values: in these
+models noise of 2**-17 of every activation moves logits by as much, noise of 2**-24 by half of it.
 """
 _TOLERANCES = {
     "fp32": TOLERANCE,
@@ -629,8 +629,8 @@ _TOLERANCES = {
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_files_keep_their_precision(tmp_path: Path, dtype: torch.dtype) -> None:
-    """The weights are those of the file, number for number; keys and values are float16, all else float32, but what a matrix unit
-    reads of it."""
+    """The weights equal those of the file exactly; keys and values are float16, and everything else float32 except inputs of a
+    matrix unit."""
     folder, reference = checkpoint(tmp_path)
     halves = {name: tensor.to(dtype) for name, tensor in load_file(folder / "model.safetensors").items()}
     rewritten(folder, **halves)
@@ -642,7 +642,7 @@ def test_half_precision_files_keep_their_precision(tmp_path: Path, dtype: torch.
 
 
 def read_as(reference: Any, weights: Any) -> None:
-    """Make every linear layer read its inputs as the kernels of a format do."""
+    """Make every linear layer round its inputs like the kernels of a format."""
     for module in reference.modules():
         if isinstance(module, torch.nn.Linear):
             module.register_forward_pre_hook(lambda _, inputs: (as_read(inputs[0], FORMS[weights]),))
@@ -653,8 +653,8 @@ def read_as(reference: Any, weights: Any) -> None:
 def test_a_format_is_the_model_of_the_weights_it_stands_for(
     tmp_path: Path, kind: str, over: dict[str, Any], weights: str
 ) -> None:
-    """`weights` chooses what the target is: the same network over rounded matrices, and nothing else rounded but what whole
-    numbers or a matrix unit read, and keys and values, to halves, where weights are less than float32."""
+    """`weights` defines the target: the same network with rounded matrices. Besides these only inputs of integer products and of
+    matrix units are rounded, and keys and values, to float16, if weights are narrower than float32."""
     folder, reference = checkpoint(tmp_path, kind, **over)
     model, form = native(folder, weights), FORMS[weights]
     with torch.no_grad():
@@ -685,7 +685,7 @@ def test_taps_are_the_hidden_states_of_transformers(tmp_path: Path, case: str) -
         last = reference.model.norm(found[2])
     assert (found[0] - states[0][0, -3:]).abs().max() < 2e-5
     assert (found[1] - states[1][0, -3:]).abs().max() < 2e-5
-    # what transformers reports last is normed
+    # transformers reports the last state after the final norm
     assert (last - states[2][0, -3:]).abs().max() < 2e-5
     again = score(model, cache, [missing(cache, owner, tree)], taps=(1,)).taps
     assert list(again) == [1]
@@ -696,7 +696,7 @@ def test_taps_are_the_hidden_states_of_transformers(tmp_path: Path, case: str) -
 
 
 def test_logits_are_right_beyond_the_first_rotation_table(tmp_path: Path) -> None:
-    """Positions past 1024, where the tables and the slabs have grown under a sequence that goes on."""
+    """Positions past 1024, where the tables and the slabs of a running sequence have grown."""
     over = {"max_position_embeddings": 4096, "hidden_size": 32, "head_dim": 8, "intermediate_size": 32}
     folder, reference = checkpoint(tmp_path, **over)
     model = native(folder)

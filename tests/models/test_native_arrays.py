@@ -1,4 +1,4 @@
-"""Scratch, rotation tables and threads of a step: what could not be made in full is made anew by the next one."""
+"""Scratch, rotation tables and threads of a step: if creating them is interrupted, the next step creates them again."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def read(model: NativeModel, tokens: list[int]) -> torch.Tensor:
 
 
 def failing_at(monkeypatch: pytest.MonkeyPatch, kind: type, name: str, number: int) -> list[bool]:
-    """Have a method interrupted behind one of its calls from now on; what is returned fills when it was."""
+    """Interrupts a method after its `number`-th call from now on; the returned list is filled when that happens."""
     method, calls, failed = getattr(kind, name), [0], []
 
     def interrupted(*given, **named):
@@ -46,10 +46,10 @@ def failing_at(monkeypatch: pytest.MonkeyPatch, kind: type, name: str, number: i
 
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is told by Linux")
 def test_room_that_nobody_writes_to_takes_no_memory(tmp_path: Path) -> None:
-    """Of a long text on many threads there are gigabytes of it."""
+    """A long text on many threads reserves gigabytes."""
     scratch, call = Scratch(native(checkpoint(tmp_path)[0]).packed), np.zeros(1, layout.CALL)[0]
     before = resident_bytes()
-    # how much is of tiles, which are lower where registers are fewer
+    # how much depends on the tile height, which is lower on processors with fewer registers
     scratch.reserve(call, threads=64, rows=8, longest=262_144)
     assert 64 * int(call["scratch"]["attention_bytes"]) > 200 << 20
     assert resident_bytes() - before < 100 << 20

@@ -1,6 +1,6 @@
-"""Verifying equals decoding, bit for bit: every node of every tree, in any company, in any chunks, on any number of threads.
+"""Verifying equals decoding, bit for bit: every node of every tree, in any batch, any chunks, on any number of threads.
 
-One row through the whole model depends on the tokens before it and on nothing else. So no test here allows a tolerance.
+A row depends on nothing but the tokens before it through the whole model, so no test here has a tolerance.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from stepping import accept, missing, score, sequence
 
 VOCABULARY = 97
 PROMPTS = (1, 2, 31, 32, 33, 63, 64, 65, 70, 100, 127, 129)
-"""Lengths of prompts: about the borders of groups, of panels and of a slab's first capacity."""
+"""Prompt lengths around the borders of groups, of panels and of a slab's first capacity."""
 
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {"hidden_size": 88, "intermediate_size": 100, "head_dim": 16}),
     "sliding": ("mistral", {"sliding_window": 9, "head_dim": 48, "num_key_value_heads": 1}),
     "gemma2": ("gemma2", {"sliding_window": 34, "final_logit_softcapping": 20.0}),
     "wide": ("llama", {"intermediate_size": 600, "num_hidden_layers": 1}),
-    # ... and all heads of queries normed together
+    # experts, and queries of all heads normalised together
     "experts": ("olmoe", {"num_experts": 5, "num_experts_per_tok": 2, "intermediate_size": 100}),
 }
 
@@ -52,13 +52,13 @@ def loaded(folder: Path, weights: str) -> tuple[NativeModel, Plain]:
 
 
 def same_bits(plain: Plain, got: torch.Tensor, owners: list[tuple[Sequence, DraftTree]]) -> bool:
-    """Each row of a step, which wanted the nodes of these trees, is what plain decoding gives there."""
+    """Whether each row of a step that wants the nodes of these trees equals plain decoding."""
     wanted = [plain.after(text) for owner, tree in owners for text in texts(owner.tokens, tree)]
     return torch.equal(got, torch.stack(wanted))
 
 
 def prefilled(model: NativeModel, cache: Any, owner: Sequence, keep: int, draw: random.Random) -> None:
-    """Feed all but the last `keep` tokens in chunks of any size."""
+    """Feed all but the last `keep` tokens in chunks of random size."""
     end = len(owner.tokens) - keep
     while (at := cache.length(owner.key)) < end:
         upto = min(at + draw.choice((1, 3, 8, 13, 40, 90)), end)
@@ -67,9 +67,9 @@ def prefilled(model: NativeModel, cache: Any, owner: Sequence, keep: int, draw: 
 
 
 def life(model: NativeModel, plain: Plain, draw: random.Random, nodes: int) -> None:
-    """One to three sequences: any chunks, any trees, then a commit of any path each, and the next trees on top."""
+    """One to three sequences: any chunks, any trees, then a commit of a random path each, and the next trees."""
     cache = model.new_cache()
-    # of few texts, so that plain decoding is done once for many of them
+    # few texts, so that results of plain decoding are reused
     texts_ = [random.Random(number % 3).choices(range(VOCABULARY), k=130) for number in range(3)]
     owners = [sequence(key, draw.choice(texts_)[: draw.choice(PROMPTS)]) for key in range(draw.choice((1, 1, 2, 3)))]
     for owner in owners:
@@ -98,13 +98,13 @@ def test_every_node_of_every_tree_has_the_bits_of_decoding(folders: dict[str, Pa
 @pytest.mark.parametrize("weights", FORMATS)
 @pytest.mark.parametrize("name", ["llama", "sliding", "gemma2"])
 def test_a_branch_deeper_than_two_panels_has_the_bits_of_decoding(folders: dict[str, Path], name: str, weights: str) -> None:
-    """What a node sees of its own tree is gathered panel by panel too, and a window may begin within the tree."""
+    """Keys of the node's own tree are gathered panel by panel as well, and a window may begin within the tree."""
     model, plain = loaded(folders[name], weights)
     text, deep = random.Random(15).choices(range(VOCABULARY), k=40 + 2 * PANEL + 3), 2 * PANEL + 3
     for count in THREADS:
         cache, owner = model.new_cache(), sequence(0, text[:40])
         prefilled(model, cache, owner, 1, random.Random(16))
-        # its last node makes it branch
+        # its last node turns the chain into a tree
         tree = DraftTree((owner.root, *text[40:], 96), (-1, *range(deep), 0))
         with threads(count):
             got = score(model, cache, [missing(cache, owner, tree)]).logits
@@ -119,7 +119,7 @@ def test_a_branch_deeper_than_two_panels_has_the_bits_of_decoding(folders: dict[
 @pytest.mark.parametrize("weights", FORMATS)
 @pytest.mark.parametrize("count", THREADS)
 def test_one_to_32_rows_have_the_bits_of_one(folders: dict[str, Path], weights: str, count: int) -> None:
-    """As a draft of n nodes, behind a prompt that ends within a panel."""
+    """As for a draft of that many rows, behind a prompt that ends within a panel."""
     model, plain = loaded(folders["llama"], weights)
     text = random.Random(7).choices(range(VOCABULARY), k=40 + 32)
     cache, owner = model.new_cache(), sequence(0, text[:40])
@@ -128,7 +128,7 @@ def test_one_to_32_rows_have_the_bits_of_one(folders: dict[str, Path], weights: 
         for rows in range(1, 33):
             tree = DraftTree.chain(owner.root, text[40 : 39 + rows], "test")
             got = score(model, cache, [missing(cache, owner, tree)]).logits
-            # plain decoding may run the same model, on one thread
+            # plain decoding may have used the same model on one thread
             assert model._call["threads"] == count
             assert same_bits(plain, got, [(owner, tree)]), rows
 
@@ -139,7 +139,7 @@ def test_one_to_32_rows_have_the_bits_of_one(folders: dict[str, Path], weights: 
 def test_a_drafted_token_that_is_no_number_harms_none_before_it(
     folders: dict[str, Path], tmp_path: Path, name: str, number: float, weights: str
 ) -> None:
-    """In one tile of keys they are weighed together, and nothing times no number is none. Whoever sees it is no number either."""
+    """The keys of one tile are weighted together, and zero times NaN is NaN. All rows that see the token become NaN."""
     embedding = load_file(folders[name] / "model.safetensors")["model.embed_tokens.weight"]
     embedding[9] = number
     folder = Path(copytree(folders[name], tmp_path / name))
@@ -155,7 +155,7 @@ def test_a_drafted_token_that_is_no_number_harms_none_before_it(
 @pytest.mark.parametrize("weights", FORMATS)
 @pytest.mark.parametrize("count", THREADS)
 def test_a_prompt_in_any_chunks_has_the_bits_of_decoding(folders: dict[str, Path], weights: str, count: int) -> None:
-    """What a prompt leaves in the cache is read by the step after it; whole, so that products have several tiles of rows."""
+    """Each step reads what earlier chunks cached; chunks up to the whole prompt, so that products have several row tiles."""
     model, plain = loaded(folders["llama"], weights)
     text = random.Random(8).choices(range(VOCABULARY), k=140)
     with threads(count):
@@ -191,7 +191,7 @@ def test_a_big_batch_has_the_bits_of_single_sequences(folders: dict[str, Path], 
 def test_rows_without_wanted_logits_skip_the_last_layer_and_change_no_bit(
     folders: dict[str, Path], name: str, weights: str, told: bool
 ) -> None:
-    """A chunk, a prompt that comes to its root and a tree, in any order, in one step; and then what they left in the cache."""
+    """A chunk, a prompt that ends at its root and a tree, in any order, in one step; and then the caches they left."""
     model, plain = loaded(folders[name], weights)
     text = random.Random(13).choices(range(VOCABULARY), k=80)
     for order, count in product(permutations(range(3)), THREADS):
@@ -216,7 +216,7 @@ def test_rows_without_wanted_logits_skip_the_last_layer_and_change_no_bit(
 
 
 def test_scratch_grows_without_a_trace(folders: dict[str, Path]) -> None:
-    """A new model's small step, then a long one, then a big batch, then the small one again; on one thread and on two."""
+    """A small step of a new model, a long one, a large batch, then the small one again; on one thread and on two."""
     plain = loaded(folders["gemma2"], "int8")[1]
     model = native(folders["gemma2"], "int8")
     text = random.Random(10).choices(range(VOCABULARY), k=300)
@@ -235,7 +235,7 @@ def test_scratch_grows_without_a_trace(folders: dict[str, Path]) -> None:
 
 
 def test_doubling_slabs_under_a_running_sequence_changes_no_bit(folders: dict[str, Path]) -> None:
-    """The first capacity is 128: a tree astride it, and a commit right behind."""
+    """The first capacity is 128: a tree across it, and a commit right behind."""
     model, plain = loaded(folders["llama"], "fp32")
     draw = random.Random(11)
     cache, owner = model.new_cache(), sequence(0, draw.choices(range(VOCABULARY), k=120))
@@ -251,7 +251,7 @@ def test_doubling_slabs_under_a_running_sequence_changes_no_bit(folders: dict[st
 
 
 def test_rejected_drafts_and_truncated_texts_change_no_later_bit(folders: dict[str, Path]) -> None:
-    """Abandoned steps, truncated sequences and released keys leave stale numbers in slots, which nobody reads."""
+    """Abandoned steps, truncated sequences and released keys leave stale numbers in slots, which must not be read."""
     model, plain = loaded(folders["sliding"], "fp32")
     draw = random.Random(12)
     cache, owner = model.new_cache(), sequence(0, draw.choices(range(VOCABULARY), k=70))

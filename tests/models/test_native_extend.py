@@ -1,4 +1,4 @@
-"""Drafting in one call gives the trees, and leaves the cache, that drafting token by token does."""
+"""Drafting in one call gives the same trees and cache contents as drafting token by token."""
 
 from __future__ import annotations
 
@@ -50,21 +50,21 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> NativeModel:
 def test_chains_drafted_in_one_call_equal_those_drafted_token_by_token(
     model: NativeModel, params: SamplingParams, count: int
 ) -> None:
-    """Sequences of different lengths and depths: some end before others. Then what came true, in part, and again."""
+    """Sequences of different lengths and depths: some end before others. Then part of each draft is accepted, and again."""
     both, owners = Both(model), owners_of(params, [5, 31, 1, 64])
     with threads(count):
         for depths in ([4, 2, 7, 1], [0, 3, 3, 0], [5, 0, 1, 6]):
             trees = both.extend(owners, depths)
             assert [len(tree) - 1 for tree in trees] == depths
             for kept, (owner, tree) in enumerate(zip(owners, trees, strict=True)):
-                # what came true: the first few tokens of the draft, then another
+                # the first few tokens of the draft are accepted, then another token follows
                 both.back(owner, len(owner.tokens) + min(kept, len(tree) - 1))
                 owner.commit((*tree.tokens[1 : kept + 1], 9), ())
 
 
 @pytest.mark.skipif(THREADS[-1] == 1, reason="one core")
 def test_drafting_has_scratch_for_every_thread_whatever_cpu_count_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Python counts as many processors as `PYTHON_CPU_COUNT` says."""
+    """`PYTHON_CPU_COUNT` overrides the processor count that Python reports."""
     monkeypatch.setattr("os.cpu_count", lambda: 1)
     both = Both(native(checkpoint(tmp_path, sharpness=1.0)[0]))
     for count in THREADS:
@@ -116,7 +116,7 @@ def test_a_chain_ends_behind_the_token_in_doubt(model: NativeModel, params: Samp
 @pytest.mark.parametrize("params", PARAMS[:3], ids=["greedy", "sampled", "cool"])
 @pytest.mark.parametrize("kind", [Proposal.POINT, Proposal.COUPLED, Proposal.IID])
 def test_a_chain_ends_where_its_path_gets_unlikely(model: NativeModel, params: SamplingParams, kind: Proposal) -> None:
-    """Rules of their own for two requests, none for a third; the shorter drafts leave room for others to go on."""
+    """Different rules for different requests, and none for one; the other drafts continue after the shorter ones end."""
     chances = np.linspace(0.6, 1.0, DEEPEST * CLASSES, dtype=np.float32).reshape(DEEPEST, CLASSES)[::-1].copy()
     rules = [
         Stopping(chances, 1.0, [0.5] * 15),
@@ -138,7 +138,7 @@ def test_a_chain_ends_where_its_path_gets_unlikely(model: NativeModel, params: S
 @pytest.mark.parametrize("kind", [kind for kind in Proposal if kind.drawn])
 @pytest.mark.parametrize("vocab_size", [60, 97, 120])
 def test_drawn_chains_equal_those_drafted_token_by_token(model: NativeModel, kind: Proposal, vocab_size: int) -> None:
-    """Sequences that end before others, greedy ones among them, and the same distributions on record."""
+    """Sequences that end before others, greedy ones among them; recorded distributions are compared as well."""
     both = Both(model, vocab_size)
     owners = [owners_of(PARAMS[place % 3], [5, 31, 1, 64, 7])[place] for place in range(5)]
     for depths, floor in (([4, 2, 7, 1, 5], 0.0), ([3, 0, 3, 6, 5], 0.04)):
@@ -174,7 +174,7 @@ def test_chains_drawn_within_cuts_and_penalties_equal_those_drafted_token_by_tok
 
 @pytest.mark.parametrize("shape", [caterpillar(4), brush(2, 4)], ids=["chain", "tree"])
 def test_what_tokens_were_drawn_from_is_gone_with_their_trees(model: NativeModel, shape: Shape) -> None:
-    """It is a vocabulary for each node, and nobody counts it while nothing is drafted."""
+    """Each proposal is as large as the vocabulary, and is not counted in any held bytes."""
     options = {"growth": Growth(Proposal.IID, shape), "vocab_size": 97, "source": "test"}
     trees = model.extend(owners_of(PARAMS[1], [5, 9]), [Budget(9, 4)] * 2, model.new_cache(), **options)
     held = [StorageWeakRef(row.untyped_storage()) for tree in trees for row in tree.proposals.values()]
@@ -193,7 +193,7 @@ def test_greedy_drafts_of_a_sampled_request_know_no_noise(model: NativeModel) ->
 
 
 def test_a_drafter_that_joins_late_catches_up(model: NativeModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    """More rows than one forward takes: they are fed in pieces first."""
+    """More rows than one forward takes: the first ones are fed in chunks."""
     monkeypatch.setattr(model, "prefill_chunk", 16)
     for lengths in ([60, 3], [18], [17, 1, 50]):
         Both(model).extend(owners_of(PARAMS[0], lengths), [3] * len(lengths))
@@ -206,7 +206,7 @@ def test_a_budget_of_no_tokens_runs_no_forward(model: NativeModel) -> None:
 
 
 def test_logits_that_are_not_numbers_end_a_draft_and_not_the_request(tmp_path: Path) -> None:
-    """Logits that are not numbers end a draft, not a request; here, once the model has been loaded."""
+    """Logits become NaN after the model was loaded."""
     model = native(checkpoint(tmp_path)[0])
     model.packed._embedding.fill_(torch.nan)
     cache, owners = model.new_cache(), owners_of(PARAMS[1], [4, 6])
@@ -218,7 +218,7 @@ def test_logits_that_are_not_numbers_end_a_draft_and_not_the_request(tmp_path: P
 @pytest.mark.parametrize("kind", list(Proposal))
 @pytest.mark.parametrize("level", [1, 2, 3])
 def test_a_draft_ends_before_a_row_that_holds_no_number(tmp_path: Path, kind: Proposal, level: int) -> None:
-    """No rule could weigh what is drawn there: behind a token whose embedding is none."""
+    """Behind a token with a NaN embedding no rule could verify a draw."""
     model, owner = native(checkpoint(tmp_path, sharpness=1.0)[0]), owners_of(SamplingParams(temperature=0.8), [5])[0]
 
     def drafted() -> DraftTree:
@@ -243,7 +243,7 @@ class Anything:
 def test_requests_under_a_grammar_do_not_keep_others_from_drafting_in_one_call(
     model: NativeModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A request under a grammar drafts beside others that are drafted for in one call."""
+    """A request under a grammar drafts separately, the others in one call."""
     called: list[int] = []
     spelled = [one.model_copy(update={"grammar": Grammar(kind="regex", text="a*")}) for one in PARAMS[:2]]
     everyone = [*PARAMS, *spelled]

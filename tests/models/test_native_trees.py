@@ -1,4 +1,4 @@
-"""Trees drafted in one call are the trees, and leave the cache, that drafting level by level gives."""
+"""Trees drafted in one call equal those drafted level by level, and so do the cache contents."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> NativeModel:
 
 
 def mixed(lengths: list[int]) -> list[Sequence]:
-    """Sequences that differ in their temperatures."""
+    """Sequences with different temperatures."""
     return [owners_of(PARAMS[place % 3], lengths)[place] for place in range(len(lengths))]
 
 
@@ -58,7 +58,7 @@ def mixed(lengths: list[int]) -> list[Sequence]:
 def test_static_trees_drafted_in_one_call_equal_those_drafted_level_by_level(
     model: NativeModel, shape: str, kind: Proposal, count: int
 ) -> None:
-    """Sequences of different lengths and depths, greedy ones among them. Then what came true, in part, and again."""
+    """Sequences of different lengths and depths, greedy ones among them. Then part of each draft is accepted, and again."""
     both, owners = Both(model), mixed([5, 31, 1, 64])
     with threads(count):
         for depths, nodes in (([4, 2, 7, 1], 99), ([0, 3, 3, 0], 6), ([5, 0, 1, 6], 9)):
@@ -157,7 +157,7 @@ def test_logits_that_are_not_numbers_end_a_tree_and_not_the_request(tmp_path: Pa
 
 
 def test_a_drafter_that_joins_late_catches_up(model: NativeModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    """More rows than one forward takes: they are fed in pieces first."""
+    """More rows than one forward takes: the first ones are fed in chunks."""
     monkeypatch.setattr(model, "prefill_chunk", 16)
     for lengths in ([60, 3], [18], [17, 1, 50]):
         Both(model).extend(mixed(lengths), [3] * len(lengths), Growth(width=2))

@@ -1,4 +1,4 @@
-"""Windows of attention that leave whole panels of keys behind them, against transformers' own models."""
+"""Attention windows that begin several panels behind the text's start, against transformers' own models."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from stepping import accept, expected, missing, score, sequence
 from tiny import VOCABULARY
 
 TOLERANCE = 1e-4
-"""Largest difference of a logit; logits are spread over tens."""
+"""Largest difference of a logit; logits range over tens."""
 
 
 @pytest.mark.parametrize("count", THREADS)

@@ -1,4 +1,4 @@
-"""The bytes of tokens: those that the tokenizer decodes them to, and the way back."""
+"""The bytes of tokens, as the tokenizer decodes them, and the way back from bytes to tokens."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ NAMES = ["tiny", "shuffled", "pieced", "spaced", "stories", "embedded"]
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("text", TEXTS)
 def test_the_bytes_of_a_text_are_those_of_its_tokens(made: Made, name: str, text: str) -> None:
-    """But for a space that the tokenizer puts in front."""
+    """Except for a space that the tokenizer puts in front."""
     tokenizer, pieces = made(name)
     ids = tokenizer.encode(text, add_special=False)
     if any(token in pieces.names for token in ids):
@@ -157,7 +157,7 @@ def test_bytes_that_no_token_stands_for_are_spelled_as_unknown(tmp_path: Path) -
 
 
 def test_one_special_name_in_a_long_text_does_not_change_the_split_of_the_rest(tmp_path: Path) -> None:
-    """The name of a special token, as text: the tokenizer would write the token."""
+    """The text contains the name of a special token, which the tokenizer would encode as that token."""
     from tokenizers import Tokenizer as Library, models
 
     names = ["<unk>", "a", "b", "c", "bc", "ab", " ", "<", "e", "n", "d", ">", "<end>"]

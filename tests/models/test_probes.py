@@ -1,6 +1,6 @@
-"""Probes ride along: they see what their place in the tree says, nobody sees them, and no cache keeps them.
+"""Probes in a step: they see the nodes on their path, no other row sees them, and no cache keeps them.
 
-Told on every backend, with the windows that Lookahead really sends; to a model a probe is a node like any other.
+Tested on every backend, with the windows that Lookahead really sends; to a model a probe is a node like any other.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from stepping import accept, missing, score, sequence
 from tiny import VOCABULARY, tiny_hub, tiny_model
 
 HUB_TOLERANCE = 1e-5
-"""Of the largest logit: the library's kernels sum in another order when the number of rows is another."""
+"""Relative to the largest logit: the library's kernels sum in another order for another number of rows."""
 
 
 def candidates_of(root: int) -> DraftTree:
-    """Six nodes, two of them below others; the path to the last one does not lie in slots side by side."""
+    """Five drafted nodes, three of them below others; the slots of the path to the last one are not adjacent."""
     return DraftTree((root, 11, 12, 13, 14, 15), (-1, 0, 0, 1, 1, 2))
 
 
@@ -42,7 +42,7 @@ PATH = (2, 5)
 
 
 def window(owner: Sequence, options: Options) -> DraftTree:
-    """What Lookahead sends first: no guesses, a window of one level; then, with made-up choices, one that is full."""
+    """The window of Lookahead without guesses, filled with made-up choices until all columns are used."""
     drafter = LookaheadDrafter(options)
     tree = drafter.propose([owner], [drafter.budget])[0]
     state = drafter._states[owner.key]
@@ -66,8 +66,8 @@ def owners() -> list[Sequence]:
 
 
 def differences(model: LanguageModel, options: Options) -> list[float]:
-    """How far probes are from a plain forward of their path; how far they move candidates; how far they move what comes after
-    they are gone. Each as a share of the largest logit."""
+    """Largest differences caused by probes: in candidates' logits, between probes and a plain forward of their path, and in the
+    step after the commit. Each relative to the largest logit."""
     texts = owners()
     bare, trees = [candidates_of(one.root) for one in texts], [with_probes(one, options) for one in texts]
     caches = model.new_cache(), model.new_cache()
@@ -132,7 +132,7 @@ def test_probes_change_no_bit_on_the_table_model_of_the_tests() -> None:
 
 
 def test_a_step_and_its_tables_do_not_tell_a_probe_from_a_candidate() -> None:
-    """So whatever is true of trees, on a device too, is true of probes."""
+    """So results about trees, also on devices, hold for probes."""
     texts, cache = owners(), PagedCache(40, 4)
     trees = [with_probes(one, WINDOWS[1]) for one in texts]
     steps = [

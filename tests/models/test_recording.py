@@ -1,4 +1,4 @@
-"""Recordings as CUDA graphs, over a device that only pretends: what is asked of it, and what is said where it fails."""
+"""Recordings as CUDA graphs, on a simulated device: what is called, and what is reported on failure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from paceline.models.recording import RecordingInParts, captured
 
 @pytest.fixture
 def graphs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A device whose recordings fail at their end if anything failed within, and leave their stream to whoever comes."""
+    """A simulated device: a recording with an error inside fails at its end, without resetting the current stream."""
 
     @contextmanager
     def graph(*_: Any, **__: Any) -> Iterator[None]:

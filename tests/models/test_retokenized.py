@@ -1,4 +1,4 @@
-"""Drafts by way of text: the shadow is the text, whatever was committed, and drafts are read back as the target writes."""
+"""Drafts by way of text: the shadow always spells the committed text, and drafts are re-encoded with the target's tokenizer."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def retokenized(folder: Path, kind: str, ahead: Drafter | None = None) -> RetokenizedModel:
-    """ahead: what drafts for the model that drafts."""
+    """ahead: the drafter inside the draft model, if any."""
     model = load_model(folder / kind)
     if ahead is not None:
         model = Cascade(model, ahead, Match(), FixedPolicy())
@@ -44,13 +44,13 @@ def retokenized(folder: Path, kind: str, ahead: Drafter | None = None) -> Retoke
 
 
 def texts(folder: Path, seed: int, words: int) -> list[int]:
-    """Tokens of the target."""
+    """A random text in tokens of the target."""
     draw = random.Random(seed)
     return Tokenizer(folder / "target").encode("on" + "".join(draw.choices(WORDS, k=words)))
 
 
 def check_shadow(model: RetokenizedModel, owner: Sequence, folder: Path, kind: str) -> None:
-    """It stands for the text, as the tokenizer would split it but for the tokens that were not split anew."""
+    """The shadow spells the text in the model's tokens, and its fields and cache are consistent."""
     shadow, own = model._shadows[owner.key], pieces(folder / kind)
     text = pieces(folder / "target").bytes_of(owner.tokens)
     assert bytes(shadow.text) == text
@@ -79,7 +79,7 @@ def test_a_shadow_grows_with_its_text(folder: Path, kind: str, step: int) -> Non
     check_shadow(model, owner, folder, kind)
     own = pieces(folder / kind)
     ours, wanted = ([token for token in tokens if own.of[token]] for tokens in (model._shadows[0].tokens, whole))
-    # token by token or at once, it is split as its tokenizer splits the whole
+    # however it grew, it is split like the whole text by the tokenizer
     assert ours == wanted
 
 
@@ -93,8 +93,8 @@ AHEAD: dict[str, Callable[[], Drafter | None]] = {
 @pytest.mark.parametrize("ahead", AHEAD)
 @pytest.mark.parametrize("kind", KINDS)
 def test_drafts_are_the_greedy_text_of_the_model(folder: Path, kind: str, ahead: str) -> None:
-    """As drafted afresh from its own tokens, whatever was cached and drafted before; in a cascade too, although text that is
-    split anew changes tokens that it was shown as committed."""
+    """Equal to drafting anew from its own tokens, whatever was cached and drafted before; in a cascade too, although splitting a
+    text again changes tokens that were shown to it as committed."""
     model, lone = retokenized(folder, kind, AHEAD[ahead]()), load_model(folder / kind)
     own, target, draw = pieces(folder / kind), pieces(folder / "target"), random.Random(3)
     owners = [Sequence(key, tuple(texts(folder, key, 4)), SamplingParams(temperature=key * 0.5), seed=key) for key in range(3)]
@@ -112,7 +112,7 @@ def test_drafts_are_the_greedy_text_of_the_model(folder: Path, kind: str, ahead:
             assert wanted.startswith(target.bytes_of([token for token in tree.tokens[1:] if target.of[token]]))
             drafted += len(tree) - 1
         for owner, tree in zip(owners, trees, strict=True):
-            # what came true: some of the draft, then something else
+            # part of the draft is accepted, then other tokens follow
             kept = tree.tokens[1 : 1 + draw.randrange(len(tree))]
             owner.commit((*kept, *texts(folder, turn, 1)[1:]), ())
     assert drafted > 20
@@ -139,7 +139,7 @@ def test_the_target_under_another_tokenizer_drafts_mostly_the_targets_own_text(f
 
 
 def test_special_tokens_divide_a_text(folder: Path) -> None:
-    """An end of text in the middle, as between documents, is the model's own end."""
+    """An end of text in the middle, as between documents, becomes the model's own end of text."""
     model, own = retokenized(folder, "shuffled"), pieces(folder / "shuffled")
     text = [*texts(folder, 1, 3), 2, *texts(folder, 2, 3), 2]
     owner = Sequence(0, tuple(text), SamplingParams(), seed=0)
@@ -181,7 +181,7 @@ def test_nothing_is_drafted_without_a_budget(folder: Path) -> None:
 
 
 def test_nothing_is_drafted_for_a_text_without_any_token_of_the_model(folder: Path) -> None:
-    """Padding of the target has no text, and a model without an opening token is left with nothing to go on from."""
+    """The target's padding tokens have no text, and a model without an opening token then has nothing to continue."""
     own, tokenizer = pieces(folder / "shuffled"), Tokenizer(folder / "target")
     own.opening = ()
     blank = len(pieces(folder / "target").of)
@@ -219,7 +219,7 @@ def test_a_text_that_shares_its_beginning_reads_the_rest_alone(folder: Path) -> 
     model.fork(0, 1)
     model.truncate(1, 15)
     model.release(0)
-    # handed on before anybody looked at it
+    # forked again before it was used
     model.fork(1, 2)
     assert model._cache.length(2) == model._cache.length(1) > 0
     model.release(2)
@@ -247,7 +247,7 @@ def test_a_short_beginning_takes_no_room_for_the_text_it_comes_from(folder: Path
 
 
 def test_the_inner_drafter_learns_the_whole_of_an_ended_answer(folder: Path) -> None:
-    """In the model's tokens, to the last of them."""
+    """In the model's tokens, up to the last one."""
     model, text = retokenized(folder, "pieced", SuffixDrafter(SuffixOptions())), texts(folder, 5, 20)
     owner = Sequence(0, tuple(text[:44]), SamplingParams(), seed=0)
     model.extend([owner], [Budget(4, 4)], "m")
@@ -293,14 +293,14 @@ def test_a_text_is_put_together_without_copying_it_for_every_token(folder: Path)
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_shadow_that_is_cut_back_is_what_the_tokens_alone_would_make(folder: Path, kind: str) -> None:
-    """Wherever it is cut: within words and characters, and before special tokens."""
+    """For any cut: within words and characters, and before special tokens."""
     model, anew, draw = retokenized(folder, kind), retokenized(folder, kind), random.Random(7)
     target, tokens = pieces(folder / "target"), tuple(texts(folder, 5, 20))
     for turn in range(150):
         model._brought_up(Sequence(0, tokens, SamplingParams(), seed=0))
         length = draw.randrange(max(len(tokens) - 30, 0), len(tokens) + 1)
         model.truncate(0, length)
-        # a character that was begun goes on
+        # do not cut within a character: its remaining bytes follow
         while _whole(target.bytes_of(tokens[:length])) != target.bytes_of(tokens[:length]):
             length += 1
         more = [*texts(folder, turn, draw.randrange(4))[1:], *([2] if draw.random() < 0.2 else [])]
@@ -314,7 +314,7 @@ def test_a_shadow_that_is_cut_back_is_what_the_tokens_alone_would_make(folder: P
 
 
 def test_of_a_text_that_is_cut_back_again_and_again_the_end_alone_is_split(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in a cascade, where every draft is taken back."""
+    """As in a cascade, where every draft is cut back."""
     model, text, characters = retokenized(folder, "pieced"), texts(folder, 5, 2000), 0
     encode = Tokenizer.encode
 

@@ -1,4 +1,4 @@
-"""Objects that name their properties hold no others, unless their schema says so."""
+"""Objects with named properties allow no others, unless their schema says so."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ MORE = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": 
     ],
 )
 def test_properties_of_combined_schemas_of_one_object_all_stay_allowed(schema: Any, grammars: Grammars) -> None:
-    # properties come in the order in which the schemas name them
+    # properties must come in the order in which the schemas name them
     for text in ('{"id":1,"x":2}', '{"x":2,"id":1}'):
         matcher = grammars._known(Grammar(kind="json_schema", text=json.dumps(schema))).deep_copy()
         ids = tokenizer().encode(text, add_special=False)
@@ -104,7 +104,7 @@ def test_properties_of_combined_schemas_of_one_object_all_stay_allowed(schema: A
 
 
 def drawn(stream: Random, depth: int = 0) -> dict[str, Any]:
-    """Objects of a few properties, spread over references and what stands beside them."""
+    """Objects with a few properties, spread over references and the keywords beside them."""
     reference = {"$ref": f"#/$defs/{stream.choice('XYZ')}"}
     below = [drawn(stream, depth + 1) for _ in range(stream.randint(1, 2))] if depth < 3 else [{"type": "integer"}]
     named = {name: stream.choice([*below, reference]) for name in stream.sample("abc", stream.randint(1, 2))}

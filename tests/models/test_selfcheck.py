@@ -1,4 +1,4 @@
-"""The self-check takes the best backend that gives the model's own numbers, and its measure tells a wrong mask from rounding."""
+"""The self-check selects the best backend with the model's own logits, and can tell a wrong mask from rounding."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_every_family_finds_its_backend(kind: str) -> None:
 
 
 def test_queries_scaled_by_the_length_of_a_text_are_those_of_the_model() -> None:
-    """Llama 4 scales them from some position on, counted by its cache."""
+    """Llama 4 scales them from some position on, which transformers counts by its cache."""
     scaled = {"attn_temperature_tuning": True, "floor_scale": 16, "attn_scale": 0.5}
     experts = {
         "num_local_experts": 2,
@@ -81,7 +81,7 @@ def test_a_context_too_short_to_draft_in_is_refused() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_lost_tree_mask_is_noticed(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
-    """The mutant reads every draft as a chain; the self-check must leave the flat backend."""
+    """The mutant reads every draft as a chain; the self-check must reject the flat backend."""
 
     def blind(segment: Segment) -> torch.Tensor:
         return torch.ones(segment.rows, segment.rows, dtype=torch.bool).tril()
@@ -102,7 +102,7 @@ def test_positions_by_slot_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_lost_prefix_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The mutant forgets the cached prompt; the model's own cache, on the next backend, does not."""
+    """The mutant ignores the cached prompt; the next backend uses the model's own cache, which is correct."""
     seen = attention.Forward.mask
 
     def forgetful(forward: attention.Forward, rule: Any, segment: Segment, query: torch.Tensor, heads: int) -> torch.Tensor:
@@ -152,7 +152,7 @@ def test_snapshots_of_a_text_share_its_keys(kind: str) -> None:
     assert {len(tensors) for tensors in held} == {1}
     assert len({tensors[0].untyped_storage().data_ptr() for tensors in held}) == 1
     assert [tensors[0].shape[-2] for tensors in held] == [at for at, _ in snapshots]
-    # and going back is as it was
+    # and truncating restores the earlier state
     cache.truncate(0, 35)
     assert cache.length(0) == 30
     (told,) = model.logits_after([(owner, owner.prompt[30:])], cache)
@@ -177,7 +177,7 @@ def test_attention_written_out_is_the_same_in_slices(monkeypatch: pytest.MonkeyP
 def test_the_mask_of_a_long_chunk_is_held_once_for_all_heads(
     monkeypatch: pytest.MonkeyPatch, softcap: float | None, sunk: bool
 ) -> None:
-    """And all attend as they would with one of their own."""
+    """Results equal those with one mask per head."""
     torch.manual_seed(0)
     rows, before, groups, heads, size = 512, 4096, 2, 3, 4
     owner, cache = Sequence(0, tuple(range(before + rows)), SamplingParams(), seed=0), DenseCache()

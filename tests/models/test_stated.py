@@ -1,4 +1,4 @@
-"""A configuration read here says what transformers' own reading of it says, or is left to transformers."""
+"""A configuration read by Paceline equals that read by transformers, or is left to transformers."""
 
 from __future__ import annotations
 

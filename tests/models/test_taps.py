@@ -1,4 +1,4 @@
-"""Taps are the hidden states that transformers itself reports."""
+"""Taps equal the hidden states that transformers reports."""
 
 from __future__ import annotations
 

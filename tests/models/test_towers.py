@@ -1,4 +1,4 @@
-"""Models that also see: their language model is read alone, whatever age the file is of, and computes what it should."""
+"""Vision-language models: their language model is loaded alone, from older and newer files, and computes the right logits."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def made(kind: str) -> Any:
     torch.manual_seed(1)
     if kind == "gemma3":
         text = {**SIZES, "sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"], "query_pre_attn_scalar": 24}
-        # which the whole model does not heed
+        # the whole model ignores this setting
         text["final_logit_softcapping"] = 0.1
         config = Gemma3Config(
             text_config=text, vision_config={**SIGHT, "model_type": "siglip_vision_model"}, mm_tokens_per_image=4
@@ -50,7 +50,7 @@ NAMES = {
     "newer": {"language_model.model.": "model.language_model.", "language_model.lm_head.": "lm_head."},
     "older": {"model.language_model.": "language_model.model.", "lm_head.": "language_model.lm_head."},
 }
-"""What names in a file of that age begin with, where one of the other age has something else."""
+"""Prefixes of tensor names in files of that age, by those of the other age."""
 
 
 @pytest.mark.parametrize("age", NAMES)
@@ -71,7 +71,7 @@ def test_text_takes_the_language_model_alone(tmp_path: Path, kind: str, age: str
 
 
 def test_a_stored_output_head_is_used_and_not_the_embedding(tmp_path: Path) -> None:
-    """By default the whole model says that it is, whatever the configuration of its text says."""
+    """By default the whole model's configuration ties them, whatever its text configuration says."""
     reference = made("mistral3")
     reference.save_pretrained(tmp_path)
     file, head = tmp_path / "model.safetensors", torch.randn(97, 64)

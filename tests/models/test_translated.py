@@ -1,4 +1,4 @@
-"""A model behind another tokenizer scores the target's tokens as it scores its own, whatever it is fed and how."""
+"""A model behind another tokenizer scores target tokens like its own, whatever the step."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @cache
 def translated(folder: Path, kind: str, store: str = "panels") -> tuple[LanguageModel, Translation, TranslatedModel]:
-    """The model by itself, and behind the target's tokenizer."""
+    """The model itself, its translation, and the model behind the target's tokenizer."""
     inner = load_model(folder / kind, native=store == "panels")
     if store == "replay":
         from transformers import AutoModelForCausalLM
@@ -51,7 +51,7 @@ def spelled(translation: Translation, tokens: list[int]) -> list[int]:
 
 
 def plain(inner: LanguageModel, translation: Translation, tokens: list[int]) -> torch.Tensor:
-    """float32 [V of the target]: what the model says after a text that it reads at once, in its own tokens."""
+    """float32 [V of the target]: the model's logits after reading the text at once in its own tokens."""
     text = spelled(translation, tokens)
     owner = sequence(0, text)
     own = inner.logits_after([(owner, tuple(text))], inner.new_cache())[0]
@@ -65,7 +65,7 @@ def plain(inner: LanguageModel, translation: Translation, tokens: list[int]) -> 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("store", ["panels", "dense"])
 def test_trees_are_scored_as_their_paths_would_be(folder: Path, kind: str, store: str) -> None:
-    """Chunks, trees of tokens that take one or several of the model's, commits, truncations: always what it says of the text."""
+    """Chunks, trees with tokens that are one or several of the model's, commits, truncations: logits depend only on the text."""
     inner, translation, model = translated(folder, kind, store)
     draw, held = random.Random(5), model.new_cache()
     owners = [sequence(0, [1, *draw.choices(range(3, 262), k=6)]), sequence(1, draw.choices(range(262), k=9))]
@@ -138,7 +138,7 @@ def test_a_token_is_read_as_one_that_means_the_same_or_spelled_out(folder: Path,
     assert translation.spelled(3, opens=True) == (*theirs.opening, *translation.spelled(3))
     assert translation.spelled(1, opens=True) == translation.spelled(1)
     drawn = [column for column in translation.columns.tolist() if column >= 0]
-    assert len(drawn) == len(set(drawn)), "no token of the model has its probability counted twice"
+    assert len(drawn) == len(set(drawn)), "no token of the model counts twice"
 
 
 def test_padding_tokens_of_the_target_can_be_spelled(folder: Path) -> None:
@@ -150,7 +150,7 @@ def test_padding_tokens_of_the_target_can_be_spelled(folder: Path) -> None:
 
 
 def test_the_target_under_another_tokenizer_drafts_mostly_the_targets_own_tokens(folder: Path) -> None:
-    """Coupled draws, trees and drawn ones: all go by the target's ids."""
+    """Coupled trees and drawn ones all use the target's ids."""
     target, (_, translation, model) = load_model(folder / "target"), translated(folder, "shuffled")
     assert translation.shared > 0.9
     params = SamplingParams(temperature=0.7)
@@ -160,7 +160,7 @@ def test_the_target_under_another_tokenizer_drafts_mostly_the_targets_own_tokens
         trees = model.extend(owners, [Budget(9, 4)] * 6, model.new_cache(), **options)
         wanted = target.extend(owners, [Budget(9, 4)] * 6, target.new_cache(), **options)
         same = [tree.tokens == other.tokens for tree, other in zip(trees, wanted, strict=True)]
-        # a token that one of them lacks is rare
+        # a token that only one of the two has is rare
         assert sum(same) >= 5
     (tree,) = model.extend(
         owners[:1], [Budget(9, 3)], model.new_cache(), growth=Growth(Proposal.IID, caterpillar(3)), vocab_size=262, source="m"
@@ -172,7 +172,7 @@ def test_the_target_under_another_tokenizer_drafts_mostly_the_targets_own_tokens
 
 def test_a_draft_ends_at_the_context_counted_in_the_models_own_tokens(folder: Path) -> None:
     _, translation, model = translated(folder, "pieced")
-    # "the" takes two tokens of the model's
+    # "the" is two tokens of the model
     the = pieces(folder / "target").tokens[b"the"]
     assert len(translation.spelled(the)) == 2
     for count in (60, 62, 63, 64):

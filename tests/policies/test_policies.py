@@ -1,4 +1,4 @@
-"""Policies: how deep, for whom, and what of it the target sees."""
+"""Policies: how deep drafts are, for which requests, and which of their nodes the target verifies."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ def sequence(key: int = 0) -> Sequence:
 
 
 def teach(policy: Policy, key: int, drafted: DraftTree, emitted: list[int], granted: int = 0) -> None:
-    """What a step tells of a draft. granted: the levels it might have had; left out, those it has."""
+    """What a policy learns from the draft of one step. granted: levels granted; by default those of the draft."""
     policy.acceptance.observe(key, drafted, emitted)
     policy.depth_acceptance.observe(drafted.sources[1], granted or drafted.deepest, drafted, emitted, DraftContext.ALONE)
 
 
 def run(policy: Policy, part: DrafterInfo, rate: float, steps: int, key: int = 0) -> list[int]:
-    """Depths granted in steps whose drafts come true to that share of their depth; below 0: where nothing is found."""
+    """Depths granted per step. rate: share of the depth that is accepted; below 0: nothing is found."""
     depths = []
     for _ in range(steps):
         one, tree = sequence(key), DraftTree.root(3)
@@ -74,13 +74,13 @@ def test_a_drafter_that_fails_is_left_alone_and_comes_back_when_it_succeeds() ->
     assert sum(depth * 0.2 for depth in bad[100:]) < 0.02 * 1400
     good = run(policy, MODEL, 1.0, 300)
     tried = good.index(2)
-    assert min(good[tried : tried + 30]) == 2, "trials that come true follow one another"
+    assert min(good[tried : tried + 30]) == 2, "successful trials follow one another"
     assert min(good[tried + 30 :]) >= 4
 
 
 @pytest.mark.parametrize("ends_early", [False, True])
 def test_a_drafter_that_ends_early_is_granted_its_full_depth_with_a_stopping_rule(ends_early: bool) -> None:
-    """It was worth two levels on the whole. Where it is sure of itself it goes on, so that what follows is learnt of too."""
+    """On average only two levels pay. Where it is confident it goes on, so that acceptance of deeper levels is learnt too."""
     policy, part = adaptive_with({1: 1.0, 8: 2.0}, 0.1), replace(MODEL, ends_early=ends_early)
     held = [0.95, 0.95, 0.25, 0.95, 0.95, 0.25]
     for _ in range(100):
@@ -117,7 +117,7 @@ def test_a_look_up_that_brings_nothing_is_asked_ever_more_rarely_and_comes_back(
 
 @pytest.mark.parametrize(("found_every", "at_least"), [(1, 1.0), (30, 0.95), (100, 0.7)])
 def test_a_look_up_that_finds_much_now_and_then_is_asked_in_between(found_every: int, at_least: float) -> None:
-    """What it finds goes on for some steps, and is worth far more than asking in vain for a hundred."""
+    """A find lasts for some steps, and gains far more than a hundred failed calls cost."""
     policy, asked = adaptive_with({1: 1.0, 8: 1.2}), []
     for depth in range(1, 7):
         policy.costs.measured("ngram", depth, 1, 0.03)
@@ -128,7 +128,7 @@ def test_a_look_up_that_finds_much_now_and_then_is_asked_in_between(found_every:
 
 
 def test_a_look_up_that_was_never_timed_is_asked_again() -> None:
-    """What asking it takes is known from its second draft on: the first in vain says nothing of whether it pays."""
+    """The cost of a call is known from the second draft on: one failed call does not show whether it pays."""
     policy = adaptive_with({1: 1.0, 8: 1.2})
     del policy.costs.drafts["ngram"]
     assert all(run(policy, LOOKUP, -1.0, 3))
@@ -136,7 +136,7 @@ def test_a_look_up_that_was_never_timed_is_asked_again() -> None:
     policy.budgets(LOOKUP, [sequence()], [DraftTree.root(3)])
     policy.costs.measured("ngram", 6, 1, 0.03)
     policy.observe([sequence()], [DraftTree.root(3)], [Verdict((), (7,), 0)], STEP)
-    assert all(run(policy, LOOKUP, -1.0, 10)), "and has its credit then"
+    assert all(run(policy, LOOKUP, -1.0, 10)), "and it starts with its credit then"
 
 
 def test_a_pause_is_a_share_of_a_sequence_s_time_however_many_tokens_a_step_brings() -> None:
@@ -151,7 +151,7 @@ def test_a_pause_is_a_share_of_a_sequence_s_time_however_many_tokens_a_step_brin
             policy.observe([sequence()], [tree], [Verdict(tuple(range(1, tokens)), emitted, tokens - 1)], STEP)
         pauses.append(policy._lookup_values._pause(0.6, 0.03))
     assert pauses[0] == pytest.approx(20, abs=1)
-    # of a step's time, which a few rows make longer
+    # as a share of the step's time, which a few rows make longer
     assert 14 <= pauses[1] <= 20
 
 
@@ -165,7 +165,7 @@ def test_a_lookup_is_not_charged_for_a_draft_of_another_drafter() -> None:
 
 
 def test_a_drafter_that_promised_too_much_must_be_surer_to_go_on() -> None:
-    """Of a whole draft, not of each of its levels."""
+    """The threshold is scaled for a whole draft, not for each of its levels."""
     least = []
     for factor in (1.0, 0.5):
         policy = adaptive_with({1: 1.0, 8: 1.5}, 0.05)
@@ -186,7 +186,7 @@ def test_a_shared_prefix_counts_as_read_by_the_drafter_of_the_forked_request() -
     source, sharing, other = (Sequence(key, (1, 2, 3, 4) * 500, SamplingParams(), 0) for key in range(3))
     policy.budgets(MODEL, [source], [DraftTree.root(4)])
     policy.costs.reading["model"] = 1.0
-    # what was decided while reading cost nothing stands no more
+    # decisions made while reading cost nothing no longer hold
     policy._decision_caches.clear()
     policy.fork(0, 1, 1990)
     policy.release(0)
@@ -229,7 +229,7 @@ def test_a_model_is_not_asked_for_what_a_look_up_has_found() -> None:
 
 
 def test_a_lookup_is_charged_with_the_model_draft_that_it_displaces() -> None:
-    """A model whose draft would have brought much is no longer asked: a lookup is worth what it brings beyond that."""
+    """The model, whose draft would have gained much, is no longer asked: the lookup is credited with the difference."""
     found = DraftTree.chain(3, [5] * 6, "ngram", confidences=[0.99] * 6)
     gains = {}
     for brings in (0, 3):
@@ -274,11 +274,11 @@ def test_trimming_keeps_the_nodes_that_bring_the_most_tokens_per_second(left: Dr
         return tokens / (1.0 + row_s * rows)
 
     ours = rate(sum(sum(chances(tree)) for tree in kept), sum(map(len, kept)))
-    # a set of nodes with its ancestors is never worse than one without: all subsets may be tried
+    # a set of nodes with its ancestors is never worse than one without, so all subsets may be compared
     pool = sorted((chance for tree in (left, right) for chance in chances(tree)[1:]), reverse=True)
     best = max(rate(2 + sum(some), 2 + count) for count in range(len(pool) + 1) for some in combinations(pool, count))
     if sum(map(len, kept)) == 2:
-        # drafts that are hardly better than none are left out
+        # drafts hardly better than none are dropped
         assert best <= CLEARLY * ours * (1 + 1e-9)
     else:
         assert ours == pytest.approx(best)
@@ -300,7 +300,7 @@ def test_overconfident_drafts_are_trimmed_and_now_and_then_shown_again() -> None
 def test_before_any_draft_steps_with_drafts_are_taken_to_cost_what_steps_without_do() -> None:
     policy = adaptive_with({1: 1.0, 8: 8.0}, 0.5)
     slow = Timings(0.0, 1.0, 0.4, 0.0)
-    # calm steps are learnt from one in eight
+    # steps without drafts are learnt from one in eight
     for _ in range(1600):
         policy.begin(1, 1)
         if not policy.skips_drafting([sequence()]):
@@ -311,7 +311,7 @@ def test_before_any_draft_steps_with_drafts_are_taken_to_cost_what_steps_without
         policy.begin(1, 1)
         tree = DraftTree.chain(3, [5], "model")
         policy.observe([sequence()], [tree], [Verdict((), (7,), 0)], Timings(0.0, 1.0, 0.7, 0.0))
-    assert policy._step_time.step_s(1, True) > 1.6 > policy._step_time.step_s(1, False), "what it takes is learnt by drafting"
+    assert policy._step_time.step_s(1, True) > 1.6 > policy._step_time.step_s(1, False), "it is learnt only by drafting"
 
 
 def test_in_calm_steps_drafts_are_thought_about_in_one_of_eight_and_for_whoever_is_new() -> None:
@@ -324,21 +324,21 @@ def test_in_calm_steps_drafts_are_thought_about_in_one_of_eight_and_for_whoever_
         return not skips
 
     assert [thinks(0) for _ in range(40)].count(True) == pytest.approx(40 / 8 + 3, abs=1)
-    # in the middle of eight
+    # between two considerations
     while not thinks(0):
         pass
     assert [thinks(0), thinks(0), thinks(1), thinks(1)] == [False, False, True, False]
 
 
 class Cold:
-    """A machine on which a step takes longer while drafts are thought about: 1.3 beside its forward for 0.05, drafted or not."""
+    """Steps are slower for a while after a draft was asked for: 1.3 beside their forward instead of 0.05."""
 
     def __init__(self, tokens: int) -> None:
-        """tokens: of every step with a draft."""
+        """tokens: emitted by every step with a draft."""
         self.policy, self.tokens, self.since = adaptive_with({1: 1.0, 8: 1.05}), tokens, 0
 
     def step(self) -> bool:
-        """Whether anybody was asked."""
+        """Whether a drafter was asked."""
         policy, one, tree = self.policy, sequence(), DraftTree.root(3)
         policy.begin(1, 1)
         (budget,) = [NOTHING] if policy.skips_drafting([one]) else policy.budgets(LOOKUP, [one], [tree])
@@ -354,7 +354,7 @@ class Cold:
 
 
 def test_drafts_that_lose_to_a_run_of_plain_steps_are_given_up() -> None:
-    """A step with one brings two tokens in 2.35 seconds, one without brings one in 1.05; but between drafts, in 2.3."""
+    """A step with a draft emits two tokens in 2.3 seconds, one without emits one in 1.05; but between drafts, in 2.3."""
     machine = Cold(tokens=2)
     machine.policy._step_time.overhead_s = 0.26
     for _ in range(40):
@@ -384,7 +384,7 @@ def test_calibration_records_decay_during_pauses_too() -> None:
 
 @pytest.mark.parametrize(("behind_s", "looked_at"), [(0.1, 1), (0.8, 0)])
 def test_a_draft_is_shown_only_if_it_is_worth_the_work_behind_its_forward(behind_s: float, looked_at: int) -> None:
-    """To judge it, to move its keys and to learn from it; a row costs little, and whoever made the draft was paid before."""
+    """The work is to verify it, to move its keys and to learn from it; a row costs little, and drafting is already paid for."""
     policy = adaptive_with({1: 1.0, 2: 1.02, 8: 1.1})
     policy._step_time._behind_s, policy._step_time.draft_overhead_s = [0.02, 0.02], 0.2
     for _ in range(50):
@@ -396,7 +396,7 @@ def test_a_draft_is_shown_only_if_it_is_worth_the_work_behind_its_forward(behind
 
 
 def test_an_overestimated_time_behind_drafts_is_corrected_though_no_draft_is_shown() -> None:
-    """A machine that was disturbed for a while must not keep drafts from being looked at for good."""
+    """A machine that was disturbed for a while must not stop drafts from being verified forever."""
     policy, looked_at = adaptive_with({1: 1.0, 2: 1.02, 8: 1.1}), list[bool]()
     policy._step_time._behind_s, policy._step_time.draft_overhead_s = [0.02, 0.6], 0.58
     for _ in range(1500):
@@ -416,8 +416,8 @@ def test_an_overestimated_time_behind_drafts_is_corrected_though_no_draft_is_sho
 
 
 def halves_drafted_in(policy: Policy, key: int, since: int) -> tuple[list[int], int]:
-    """Steps with drafts in an answer of which the first forty steps offer one token that comes true, and forty more offer four;
-    a step takes 1.2 longer while drafts were asked for of late."""
+    """The number of steps with drafts in each half of an answer: in the first forty steps one right token is offered, in forty
+    more four; a step takes 1.2 beside its forward instead of 0.05 for a while after drafts were asked for."""
     drafted = [0, 0]
     for half, (tokens, held) in enumerate(((1, 0.6), (4, 0.95))):
         for _ in range(40):
@@ -439,14 +439,14 @@ def halves_drafted_in(policy: Policy, key: int, since: int) -> tuple[list[int], 
 
 
 def test_drafts_are_compared_with_plain_steps_that_follow_plain_steps() -> None:
-    """Over whole answers drafts win; while they bring two tokens in 2.3 seconds, where one takes 1.05, they lose."""
+    """Over whole answers drafts win; where they emit two tokens in 2.3 seconds, and a plain step one in 1.05, they lose."""
     policy, since, seen = adaptive_with({1: 1.0, 8: 1.05}), 0, []
     policy._step_time.overhead_s, policy._step_time._behind_s = 0.26, [0.26, 0.26]
     for key in range(12):
         drafted, since = halves_drafted_in(policy, key, since)
         seen.append(drafted)
         policy.release(key)
-    assert seen[0][0] > 30, "which is learnt from steps without"
+    assert seen[0][0] > 30, "the first answer, before plain steps were timed"
     assert all(poor < 5 and rich > 25 for poor, rich in seen[6:])
 
 
@@ -461,7 +461,7 @@ def test_a_pause_of_drafts_holds_only_for_batches_of_its_size() -> None:
 
 
 def test_steps_of_other_batch_sizes_do_not_count_towards_a_pause() -> None:
-    """Batches of another size, and what they teach, are no part of it."""
+    """Steps of other batch sizes, and what is learnt from them, do not count."""
     machine = Cold(tokens=2)
     while not machine.policy._draft_pauses._left:
         machine.step()
@@ -478,7 +478,7 @@ def test_steps_of_other_batch_sizes_do_not_count_towards_a_pause() -> None:
 
 
 def test_one_paused_step_in_four_is_learnt_from() -> None:
-    """Else drafts would be held to cost what they no longer do."""
+    """Otherwise outdated costs would keep drafts paused."""
     machine = Cold(tokens=2)
     while not machine.policy._draft_pauses._left:
         machine.step()
@@ -537,7 +537,7 @@ def test_a_request_with_a_reference_is_drafted_for_in_a_pause_while_its_lookups_
 
 
 def test_a_step_beside_a_request_that_names_its_drafters_is_no_pause_and_is_learnt_from() -> None:
-    """Then it is not asked whether anybody rests, and the others draft."""
+    """In such a step the policy is not asked whether to pause, and drafters draft."""
     machine = Cold(tokens=2)
     while not machine.policy._draft_pauses.active:
         machine.step()
@@ -548,12 +548,12 @@ def test_a_step_beside_a_request_that_names_its_drafters_is_no_pause_and_is_lear
         policy.budgets(LOOKUP, [one], [DraftTree.root(3)])
         drafted = DraftTree.chain(3, [5, 5], "ngram", confidences=[0.9, 0.9])
         policy.observe([one], [drafted], [Verdict((1, 2), (5, 5, 7), 2)], Timings(1e-6, 1.0, 0.05, 0.0, 1e-6))
-    assert vars(policy._draft_pauses) == before, "and a pause goes on where it was"
+    assert vars(policy._draft_pauses) == before, "and the pause is unchanged"
     assert policy._lookup_values._values["ngram"][0].updated > updated + 15
 
 
 def test_trials_whose_drafts_are_trimmed_away_stay_within_their_share_of_time() -> None:
-    """Drafts that promise much beforehand and little once they are made: rows are dear, and asking is not."""
+    """Drafts with a high expected gain and low actual confidences: rows are costly, drafting is cheap."""
     policy = adaptive_with({1: 1.0, 2: 1.9, 8: 8.0}, 0.1)
     asked_s = 0.0
     for _ in range(2000):
@@ -577,7 +577,7 @@ def test_probes_are_not_trimmed() -> None:
 
 
 def test_a_draft_beside_probes_adds_its_rows_all_the_same() -> None:
-    """Better nodes are looked at in place of a lookup's candidates, and probes stay."""
+    """Better nodes replace a lookup's candidates, but not its probes."""
     points = {1: 1.0, 4: 1.05, 5: 1.06, 6: 2.5, 12: 8.5}
     probes = DraftTree((3, 1, 2, 4, 6), (-1, 0, 0, 0, 0), confidences=(1.0, *[0.1] * 4), probes=4)
     depths = []
@@ -587,7 +587,7 @@ def test_a_draft_beside_probes_adds_its_rows_all_the_same() -> None:
             teach(policy, 1, DraftTree.chain(3, [5] * 4, "model"), [5, 7])
         depths.append(policy._search.best(MODEL, [sequence(1)], [tree])[0])
     assert depths[0] > 0
-    assert depths[1] == 0, "behind four probes a row takes more than it brings"
+    assert depths[1] == 0, "behind four probes a row costs more than it gains"
 
 
 def test_the_worth_of_a_token_is_learnt_per_batch_size() -> None:
@@ -604,7 +604,7 @@ def test_the_worth_of_a_token_is_learnt_per_batch_size() -> None:
 
 
 def test_a_row_is_never_worth_less_than_nothing() -> None:
-    """A curve that was seen to fall says that rows beside a prompt cost less than none."""
+    """Where measured times fall with more rows, the cost of a row beside a prompt would be negative."""
     policy = adaptive_with({1: 1.0, 40: 8.0, 41: 6.0})
     for _ in range(200):
         policy.begin(40, 1)
@@ -662,16 +662,16 @@ def test_confidence_stops_drafts_and_leaves_doubtful_nodes_out() -> None:
     policy = confidence.build(confidence.Options(threshold=0.4))
     assert policy.budgets(MODEL, [sequence()], [DraftTree.root(3)]) == [Budget(6, 6, 0.4)]
     assert policy.budgets(LOOKUP, [sequence()], [DraftTree.root(3)]) == [LOOKUP.budget], (
-        "what it says itself is not what it keeps"
+        "the stopping rule follows the model's confidence, not the lookup's"
     )
     tree = DraftTree((9, 1, 2, 3, 4), (-1, 0, 1, 0, 3), confidences=(1.0, 0.9, 0.3, 0.2, 0.9))
     assert policy.trimmed([sequence()], [tree])[0].tokens == (9, 1)
     mixed = DraftTree((9, 1, 2, 3), (-1, 0, 1, 0), sources=("", "model", "model", "ngram"), confidences=(1.0, 0.9, 0.3, 0.2))
-    assert policy.trimmed([sequence()], [mixed])[0].tokens == (9, 1, 2), "a model stops by its own word while it drafts"
+    assert policy.trimmed([sequence()], [mixed])[0].tokens == (9, 1, 2), "a model ends its drafts itself"
 
 
 def test_rows_beside_a_prompt_are_drafted_only_as_far_as_they_cost_less_than_the_time_they_save() -> None:
-    """There the step is long whatever is drafted, so that any token would raise its rate; and rows cost in full."""
+    """There the step is long anyway, so that any token would raise its rate; and rows cost their full price."""
     policy = adaptive_with({1: 1.0, 8: 1.1, 16: 2.0, 48: 18.0}, 0.01)
     for _ in range(30):
         teach(policy, 1, DraftTree.chain(3, [5] * 4, "model"), [5] * 4 + [7])
@@ -685,11 +685,11 @@ def test_rows_beside_a_prompt_are_drafted_only_as_far_as_they_cost_less_than_the
     assert depths[0] >= depths[1] > 0
     assert kept == [5, 2]
     policy.begin(1, 1)
-    assert policy.budgets(MODEL, [sequence(1)], [DraftTree.root(3)])[0].depth == depths[0], "what was decided there ends there"
+    assert policy.budgets(MODEL, [sequence(1)], [DraftTree.root(3)])[0].depth == depths[0], "decisions beside a prompt end"
 
 
 def test_where_every_step_reads_a_prompt_a_token_saves_its_row_and_no_step() -> None:
-    """So a draft must be nearly sure there; where prompts are rare, the step it saves has none beside it."""
+    """So a draft must be nearly certain there; where prompts are rare, a saved step has no prompt beside it."""
     row_s = 0.4
     policy = adaptive_with({1: 1.0, 8: 1.1, 16: 2.0, 48: 2.0 + 32 * row_s}, 0.01)
     doubtful = DraftTree.chain(3, [5] * 2, "model", confidences=[0.8, 0.8])
@@ -732,7 +732,7 @@ def test_what_a_stop_cut_says_nothing_of_drafts() -> None:
 
 
 def test_a_lookups_gain_counts_a_token_at_its_time_in_this_batch() -> None:
-    """Alone, a lookup that is right every other time pays; among eight, where a token takes an eighth, it does not."""
+    """Alone, a lookup that is right half of the time pays; in a batch of eight, where a token takes an eighth, it does not."""
     tree = DraftTree.chain(3, [5], "ngram", confidences=[0.5])
 
     def brought(batch: int) -> float:
@@ -748,7 +748,7 @@ def test_a_lookups_gain_counts_a_token_at_its_time_in_this_batch() -> None:
 
 
 def test_look_ups_answer_for_what_drafts_take_beside_them() -> None:
-    """A verdict over drafts takes longer than one over roots; whoever proposed them is charged with that."""
+    """Verifying drafts takes longer than verifying roots; the lookup that proposed them is charged for that."""
     dear, cheap = (adaptive_with({1: 1.0, 8: 1.2}) for _ in range(2))
     tree = DraftTree.chain(3, [5], "ngram", confidences=[0.5])
     for policy, beside_s in ((dear, 2.0), (cheap, 0.0)):
@@ -775,14 +775,14 @@ def test_a_displaced_draft_is_charged_to_several_lookups_by_their_nodes() -> Non
             lookup_values.budgets(part, [sequence()], 0, True)
         lookup_values.update([sequence()], [tree], {}, {0: forgone_s}, lambda: 0.0, 10)
         lookup_values.forget_asked()
-        # a first account counts for half
+        # the first account has weight one half
         gains.append([lookup_values._values[part.name][0].gain_s for part in parts])
     lost = [2 * (before - after) for before, after in zip(*gains, strict=True)]
     assert lost == pytest.approx([0.75, 0.25], rel=0.01)
 
 
 def test_drafts_end_where_a_level_takes_longer_than_what_it_brings() -> None:
-    """The dearer a level, the likelier its path must be; and where levels cost nothing no draft ends before its budget."""
+    """The costlier a level, the likelier its path must be; where levels are free, only the budget ends a draft."""
     least = {}
     for level_s in (0.0, 0.05, 0.1):
         policy = adaptive_with({1: 1.0, 8: 1.0 + 7 * level_s}, level_s)
@@ -794,12 +794,12 @@ def test_drafts_end_where_a_level_takes_longer_than_what_it_brings() -> None:
         least[level_s] = budget.stopping.least
     assert least[0.0] == pytest.approx([0.0] * 5)
     assert all(0.0 < cheap < dear < 1.0 for cheap, dear in zip(least[0.05], least[0.1], strict=True))
-    # a level and its row take a fifth of what a token takes
+    # a level and its row take a fifth of a token's time
     assert least[0.1] == pytest.approx([0.2] * 5, rel=0.3)
 
 
 def test_sequences_with_named_drafters_count_towards_the_batch_of_a_decision() -> None:
-    """One of two names its drafters: what is decided for the other is decided for a step of two, not for one with a prompt."""
+    """One of two names its drafters: the decision for the other is made for a step of two, not for one with a prompt."""
 
     def granted(asked: int) -> list[Budget]:
         policy = adaptive_with(curve, 0.01)
@@ -807,7 +807,7 @@ def test_sequences_with_named_drafters_count_towards_the_batch_of_a_decision() -
         pair = [sequence(1), sequence(2)][:asked]
         return policy.budgets(MODEL, pair, [DraftTree.root(3)] * asked)
 
-    # what the third row takes longer, by which a step of two tokens is worse off and one of one token would not be
+    # the third row makes drafting a loss in a step of two tokens, but not in a step of one
     for third in (1.9, 1.3):
         curve = {1: 1.0, 2: 1.0, 3: third, 16: 18.0}
         alone = adaptive_with(curve, 0.01)
@@ -817,7 +817,7 @@ def test_sequences_with_named_drafters_count_towards_the_batch_of_a_decision() -
 
 
 def test_probes_cost_what_rows_cost() -> None:
-    """A lookup that fills the forward with probes is charged with them, however little it proposes."""
+    """A lookup that fills the forward with probes is charged for them, even if it proposes little."""
     gains = []
     for probes in (0, 8):
         policy = adaptive_with({1: 1.0, 16: 2.5})
@@ -831,7 +831,7 @@ def test_probes_cost_what_rows_cost() -> None:
 
 
 def test_predicted_tokens_are_calibrated_by_what_drafters_kept() -> None:
-    """A drafter that promised too much is believed less, and the prediction says so."""
+    """An overconfident drafter is trusted less, and the prediction follows."""
     policy = adaptive_with({1: 1.0, 8: 1.2})
     boastful = DraftTree((3, 5, 6), (-1, 0, 1), sources=("", "ngram", "ngram"), confidences=(1.0, 0.9, 0.9))
     hopeful = policy.predicted(boastful)
@@ -842,7 +842,7 @@ def test_predicted_tokens_are_calibrated_by_what_drafters_kept() -> None:
 
 
 def test_the_time_of_a_trial_counts_as_drafting_time_of_its_step() -> None:
-    """What the target looks at of a step is weighed against all that its drafts took, those of a trial among them."""
+    """Nodes to verify are chosen by all drafting time of the step, including a trial's."""
     policy = adaptive_with({1: 1.0, 8: 8.0}, 0.5)
     for _ in range(2000):
         (budget,) = policy.budgets(MODEL, [sequence()], [DraftTree.root(3)])

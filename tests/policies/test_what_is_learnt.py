@@ -1,4 +1,4 @@
-"""Where learning costs a noticeable share, one step in a few is learnt from: trials wait for those, drafts that win do not."""
+"""Where learning is costly, only one step in several is learnt from: trials wait for those steps, winning drafts do not."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from stepping import NeverEnds
 
 
 def policy_of(apart: int, row_s: float) -> adaptive.AdaptivePolicy:
-    """Where one step in so many is learnt from, and a further row costs so much."""
+    """One step in `apart` is learnt from, and each further row costs `row_s`."""
     policy = adaptive_with({1: 1.0, 8: 1.0 + 7 * row_s}, 0.5)
     policy._learning_interval.mean_steps = policy._learning_interval._next = apart
     policy._learning_interval.learnt = lambda seconds, step_s: None
@@ -31,7 +31,7 @@ def policy_of(apart: int, row_s: float) -> adaptive.AdaptivePolicy:
 def run(
     policy: adaptive.AdaptivePolicy, part: DrafterInfo, right: int, steps: int, beside: bool = False
 ) -> list[tuple[int, bool]]:
-    """Per step, the levels that were granted and whether it was learnt from. right: tokens of a draft that come true.
+    """Per step, the levels granted and whether it was learnt from. right: accepted tokens of a draft.
 
     beside: whether another drafter is asked in every step. A step that is learnt from takes 0.04 longer.
     """
@@ -80,7 +80,7 @@ def test_steps_with_drafts_are_counted_alike_however_few_are_learnt_from() -> No
     for apart in (1, 4):
         policy = policy_of(apart, 0.01)
         run(policy, LOOKUP, 6, 100)
-        assert policy._draft_pauses._asked == pytest.approx(100, abs=4), "so many steps with drafts are counted"
+        assert policy._draft_pauses._asked == pytest.approx(100, abs=4), "all steps with drafts are counted"
 
 
 def test_the_time_of_learning_is_spread_over_the_steps_not_learnt_from() -> None:

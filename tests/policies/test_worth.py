@@ -1,4 +1,4 @@
-"""Whether `auto` is worth it: held against the best drafter of one's own choice, in whatever order texts come."""
+"""Whether `auto` is worth using: compared with the best fixed drafter, whatever the order of the texts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ALL = "e2e,sql,maths,code,story,copy"
 
 
 def compared(simulation: Simulation, named: str, repeats: int) -> dict[str, tuple[float, float]]:
-    """By task, the speed of `auto` over the best fixed drafter's, and over that of none."""
+    """Per task, the speed of `auto` relative to the best fixed drafter, and to no drafts."""
     tasks = load_tasks(named, 4)
     taken = {draft: simulation.seconds(draft, tasks, repeats) for draft in (*FIXED, "auto")}
     return {

@@ -1,4 +1,4 @@
-"""A tool that clients name, calls of it, and an answer that calls it."""
+"""A tool as clients name it, calls of it, and an answer that calls it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ LOOK = {
     "strict": True,
 }
 LOOK_CALL = {"type": "function", "function": {"name": "look", "arguments": '{"at": [1]}'}, "id": "call_1"}
-"""Of an earlier answer, as OpenAI's chat clients send it back."""
+"""A call in an earlier answer, as OpenAI's chat clients send it back."""
 CALLS = (
     'Well.\n<tool_call>\n{"name": "look", "arguments": {"at": 1}}\n</tool_call>\n'
     '<tool_call>\n{"name": "look", "arguments": {"at": 23}}\n</tool_call>'

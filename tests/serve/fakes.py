@@ -1,4 +1,4 @@
-"""A service without an engine: a token is a byte, answers are scripted, and every call is remembered.
+"""A service without an engine: a token is a byte, answers are scripted, and every call is recorded.
 
 From a test: `from serve.fakes import FakeService`.
 """
@@ -31,12 +31,12 @@ def token_logprobs(token: int, count: int) -> TokenLogprobs:
 
 @dataclass
 class FakeService(Service):
-    """answer: the text of every choice, or what makes it from an Ask. step: tokens of one delta. sources: who drafted the 2nd,
-    3rd, ... token of a step. script: if given, what every choice yields instead of all that. full: raised where there is to be
-    room for a request. refuses: raised at submission.
-    breaks: (after so many deltas of all choices, what is raised). hold: awaited before every delta but the first.
+    """answer: the text of every choice, or a function from Ask to it. step: tokens per delta. sources: drafters of the 2nd, 3rd,
+    ... token of a step. script: if given, the deltas of every choice, instead of the above. full: raised by `check_room`.
+    refuses: raised by `submit`. breaks: (number of deltas of all choices, the error raised after them). hold: awaited before
+    every delta but the first.
 
-    An answer ends with the EOS token, or at a stop string or after max_tokens, as a real one would.
+    An answer ends with the EOS token, at a stop string or after max_tokens, as a real one would.
     """
 
     answer: str | Callable[[Ask], str] = "hello world"
@@ -78,10 +78,10 @@ class FakeService(Service):
     encoded: list[str] = field(default_factory=list)
     grammars: list[Grammar] = field(default_factory=list)
     rooms: list[int] = field(default_factory=list)
-    """Choices that there was to be room for."""
+    """Numbers of choices passed to `check_room`."""
     yielded: int = 0
     left_early: int = 0
-    """Submissions that were closed before every choice had ended."""
+    """Submissions closed before every choice had ended."""
     closed: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when a submission was closed, ended or not."""
 
@@ -149,7 +149,7 @@ class FakeService(Service):
             self.closed.set()
 
     async def counted(self, asks: Many[Ask], choices: Many[Choice]) -> AsyncGenerator[tuple[int, Delta], None]:
-        """As `submit`; the choices of a meter are told of each delta."""
+        """As `submit`, and passes each delta to the meter's choices."""
         async with aclosing(self.submit(asks)) as deltas:
             async for choice, delta in deltas:
                 choices[choice].brought(delta)

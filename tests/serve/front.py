@@ -1,4 +1,4 @@
-"""Routes over a service, and a client that talks to them; what a client that leaves looks like from within."""
+"""Routes over a service, a client for them, and clients that disconnect, with their effect on the service."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ async def leave(app: FastAPI, path: str, body: Mapping[str, Any], after: asyncio
 
 
 def left_at_work(app_of: Callable[[FakeService], FastAPI], path: str, body: Mapping[str, Any]) -> int:
-    """Leave once the engine has begun to answer. Returns how many submissions ended early, all closed before the app returned."""
+    """Disconnect once the engine answers. Returns how many submissions ended early, all closed before the app returned."""
 
     async def scene() -> int:
         at_work = asyncio.Event()
@@ -107,7 +107,7 @@ def left_at_work(app_of: Callable[[FakeService], FastAPI], path: str, body: Mapp
 
 @dataclass(frozen=True)
 class Front:
-    """One route in OpenAI's form. body: the least it answers; what a test wishes is laid over it."""
+    """One route in OpenAI's form. body: the smallest valid request; a test's fields are added to it."""
 
     router: Router
     path: str
@@ -125,7 +125,7 @@ class Front:
         return answer.json()
 
     def asked(self, **wishes: Any) -> Ask:
-        """The first choice that the engine hears of."""
+        """The first choice that reaches the engine."""
         service = FakeService()
         self.post(service, **wishes)
         return service.asked[0][0]
@@ -136,7 +136,7 @@ class Front:
     def refused(self, **wishes: Any) -> tuple[int, str | None, str]:
         service = FakeService()
         told = refusal(self.client(service), self.path, {**self.body, **wishes})
-        assert not service.asked, "the engine heard of a request that was refused"
+        assert not service.asked, "the engine got a request that was refused"
         return told
 
     def left_at_work(self, **wishes: Any) -> int:

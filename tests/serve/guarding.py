@@ -1,4 +1,4 @@
-"""A small application behind the guards, and ways to ask it."""
+"""A small application behind the guards, and functions that send it requests."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def sentence(answer: Any, status: int) -> str:
 
 
 class Sent:
-    """A body that arrives in parts; how much of it was asked for."""
+    """A body that arrives in parts. bytes: how many were read."""
 
     def __init__(self, parts: Iterable[bytes], stalls: bool = False) -> None:
         self._parts, self._stalls, self.bytes = iter(parts), stalls, 0
@@ -84,7 +84,7 @@ class Sent:
 def asked(
     app: Any, received: Any, headers: dict[str, str] | None = None, path: str = "/v1/echo"
 ) -> tuple[int, dict[str, str], Any]:
-    """Status, headers and JSON that an application answers a raw request with."""
+    """Status, headers and JSON of an application's answer to a raw request."""
     sent: list[Any] = []
 
     async def send(message: Any) -> None:

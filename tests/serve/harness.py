@@ -1,4 +1,4 @@
-"""A real server in a process of its own, and clients for it. From a test: `from serve.harness import running`."""
+"""A real server in a separate process, and clients for it. From a test: `from serve.harness import running`."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ START_S = 60.0
 
 
 class Served:
-    """A server that runs. url: where. process: the server itself; its engine is its child."""
+    """A running server. url: its address. process: the server itself; the engine is its child process."""
 
     def __init__(self, process: subprocess.Popen[str], url: str) -> None:
         self.process, self.url = process, url
         self.client = httpx.Client(base_url=url, timeout=60.0)
 
     def complete(self, **fields: Any) -> dict[str, Any]:
-        """The answer of /v1/completions, greedy unless said otherwise. Fails on any status but 200."""
+        """The answer of /v1/completions, greedy unless overridden. Fails on any status but 200."""
         answer = self.client.post("/v1/completions", json={"temperature": 0, **fields})
         assert answer.status_code == 200, answer.text
         return answer.json()
@@ -45,7 +45,7 @@ class Served:
         return sum(found)
 
     def wait_for(self, name: str, value: float, seconds: float) -> None:
-        """Until a metric has a value; fails where it does not in time."""
+        """Wait until a metric has a value; fails after `seconds`."""
         until = time.monotonic() + seconds
         while (now := self.metric(name)) != value:
             assert time.monotonic() < until, f"{name} is {now}, not {value}, after {seconds} s"
@@ -58,26 +58,26 @@ class Served:
         return pid
 
     def stop(self, seconds: float = 30.0) -> int:
-        """SIGTERM, and the exit code."""
+        """Send SIGTERM; returns the exit code."""
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(seconds)
 
 
 def chunks(lines: Iterator[str]) -> list[dict[str, Any]]:
-    """What the data lines of a stream hold; the last must be [DONE]."""
+    """The data of a stream's lines; the last must be [DONE]."""
     data = [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
     assert data[-1] == "[DONE]", data[-1:]
     return [json.loads(one) for one in data[:-1]]
 
 
 def text_of(found: list[dict[str, Any]]) -> str:
-    """The text of a stream of completions."""
+    """The text of a completions stream."""
     return "".join(choice["text"] for chunk in found for choice in chunk["choices"])
 
 
 @contextmanager
 def running(*arguments: str, **variables: str) -> Iterator[Served]:
-    """`paceline serve` on a free port, ended at the end whatever happens."""
+    """`paceline serve` on a free port, always stopped at the end."""
     process = subprocess.Popen(
         [sys.executable, "-m", "paceline", "serve", "--port", "0", *arguments],
         stdout=subprocess.PIPE,

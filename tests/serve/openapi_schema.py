@@ -1,4 +1,4 @@
-"""Validation against OpenAI's own description of its API, where it is at hand."""
+"""Validation against OpenAI's own API description, if it is available."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ DESCRIPTION = DATA / "openai-openapi.json"
 
 
 def check(name: str, body: Any) -> None:
-    """Fails where `body` is not what the schema called `name` describes; skips where it cannot be told."""
+    """Fails if `body` does not match the schema `name`; skips if the description is not available."""
     errors = [f"{error.json_path}: {error.message}" for error in _validator(name).iter_errors(body)]
     assert not errors, errors
 
 
 def check_completion(body: dict[str, Any]) -> None:
-    """The same for text completions. Their description forbids what OpenAI itself answers: null for the log-probability of the
-    first echoed token, and for the finish_reason of a chunk that is not the last."""
+    """Like `check`, for text completions. The description forbids values that OpenAI itself sends: null for the log-probability
+    of the first echoed token, and for the finish_reason of a chunk that is not the last."""
     body = json.loads(json.dumps(body))
     for choice in body["choices"]:
         choice["finish_reason"] = choice["finish_reason"] or "stop"
@@ -49,7 +49,7 @@ def _schemas() -> dict[str, Any]:
 
 
 def _plain(schema: Any) -> Any:
-    """OpenAPI's `nullable`, which is no word of JSON Schema, as a union with null."""
+    """OpenAPI's `nullable`, which JSON Schema lacks, rewritten as a union with null."""
     if isinstance(schema, list):
         return [_plain(one) for one in schema]
     if not isinstance(schema, dict):

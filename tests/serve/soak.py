@@ -1,7 +1,7 @@
-"""Soak: mixed load for a while, and then nothing may be left of it. `make soak` runs it for half an hour.
+"""Soak: mixed load for a while, and then no memory, files or requests may remain. `make soak` runs it for half an hour.
 
-Requests of every kind, many of them broken, cancelled or too large, from several clients; now and then the engine's memory, its
-open files and the requests in flight are looked at. After the warm-up the resident memory of both processes may grow by a tenth
+Requests of every kind, many of them invalid, cancelled or too large, from several clients; from time to time the engine's memory,
+its open files and the requests in flight are checked. After the warm-up the resident memory of both processes may grow by a tenth
 or by 64 MiB, whichever is more, and at the end nothing may be in flight and no file left open.
 """
 
@@ -33,7 +33,7 @@ SCHEMA = {
 
 
 def body(draw: random.Random) -> dict[str, Any]:
-    """One request of some kind."""
+    """One request of a random kind."""
     asked: dict[str, Any] = {
         "prompt": draw.choice(PROMPTS) * draw.choice([1, 1, 1, 20]),
         "max_tokens": draw.choice([1, 8, 32, 96]),
@@ -69,7 +69,7 @@ async def client_loop(url: str, until: float, seed: int, counts: Counter[str]) -
 
 
 def resident_bytes(served: Served) -> int:
-    """Of the server and its engine."""
+    """Resident memory of the server and its engine."""
     total = 0
     for pid in (served.process.pid, served.engine_pid):
         status = Path(f"/proc/{pid}/status").read_text()
@@ -82,7 +82,7 @@ def open_files(served: Served) -> int:
 
 
 async def soaked(served: Served, seconds: float, clients: int, say: bool) -> dict[str, Any]:
-    """Run it; what was seen."""
+    """Runs the load; returns the measurements."""
     counts: Counter[str] = Counter()
     warm_s = min(seconds / 4, 120.0)
     began = time.monotonic()
@@ -115,7 +115,7 @@ async def soaked(served: Served, seconds: float, clients: int, say: bool) -> dic
 
 
 def failures(seen: dict[str, Any]) -> list[str]:
-    """What is wrong with it, in words; empty where nothing is."""
+    """The failed conditions, in words; empty if there are none."""
     wrong = []
     if seen["most_bytes"] > seen["allowed_bytes"]:
         wrong.append(f"memory grew from {seen['warm_bytes'] >> 20} to {seen['most_bytes'] >> 20} MiB")

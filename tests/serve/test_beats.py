@@ -1,4 +1,4 @@
-"""Streams whose first token is long in coming show that they live, so that strict readers and simple ones can read them."""
+"""Streams with a late first token send keep-alives that strict and simple readers both accept."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from serve.front import HELLO, Router, client_of
 
 
 def paragraphs(monkeypatch: pytest.MonkeyPatch, router: Router, path: str, **body: Any) -> list[str]:
-    """Of a stream that waits: what stands between blank lines."""
+    """The paragraphs of a delayed stream, between blank lines."""
     monkeypatch.setattr(events, "_QUIET_S", 0.02)
     service = FakeService(yielded=1)
-    # before the first token alone
+    # only before the first token
     service.hold = lambda: asyncio.sleep(0.2 if service.yielded == 1 else 0)
     text = client_of(service, router).post(path, json={**body, "stream": True}).text
     assert text.endswith("\n\n")
@@ -26,7 +26,7 @@ def paragraphs(monkeypatch: pytest.MonkeyPatch, router: Router, path: str, **bod
 
 
 def data(paragraph: str) -> Any:
-    """As OpenAI's client for Go reads it, for which every blank line ends an event that has data."""
+    """Parses like OpenAI's client for Go, for which every blank line ends an event that has data."""
     read = "".join(line.removeprefix("data: ") for line in paragraph.split("\n") if line.startswith("data: "))
     return read if read == "[DONE]" else json.loads(read)
 
@@ -43,7 +43,7 @@ def test_openai_streams_send_comments_before_a_late_first_token(
 ) -> None:
     told = paragraphs(monkeypatch, router, path, **body)
     assert told[0].startswith(":\n:\n")
-    # whoever looks for data where a paragraph begins loses an event that says nothing
+    # readers that expect data at the start of a paragraph lose only an event without content
     choice = data(told[0])["choices"][0]
     assert (choice.get("text"), choice.get("delta")) in [("", None), (None, {})]
     assert all(one.startswith("data: ") for one in told[1:])

@@ -84,7 +84,7 @@ def test_a_begun_answer_is_continued():
 
 
 def test_cache_control_of_a_text_part_is_accepted_and_ignored():
-    """A hint of Anthropic's that routers pass on."""
+    """A hint for Anthropic's cache that routers pass on."""
     part = {"type": "text", "text": "hello", "cache_control": {"type": "ephemeral"}}
     plain = asked(messages=[{"role": "user", "content": "hello"}])
     assert asked(messages=[{"role": "user", "content": [part]}]).prompt == plain.prompt

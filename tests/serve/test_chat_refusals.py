@@ -1,4 +1,4 @@
-"""What POST /v1/chat/completions refuses, and what it accepts though it changes nothing."""
+"""Requests that POST /v1/chat/completions refuses, and fields that it accepts and ignores."""
 
 from __future__ import annotations
 

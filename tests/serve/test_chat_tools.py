@@ -25,13 +25,13 @@ SAID = 'Well.\n<tool_call>\n{"name": "look", "arguments": {"at": [1, 2]}}\n</too
 
 
 def allowed(*names: str, mode: str = "auto") -> dict[str, Any]:
-    """As `tool_choice` says that only some may be called."""
+    """A `tool_choice` that allows only some tools."""
     tools = [{"type": "function", "function": {"name": name}} for name in names]
     return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
 
 
 def caller(**more: Any) -> FakeService:
-    """It knows tools, and calls one twice whatever it is asked."""
+    """A service with a tool template, which always answers with two calls."""
     return FakeService(answer=SAID, chat_template="{{ tools }} <tool_call>", **more)
 
 

@@ -60,7 +60,7 @@ def test_choices_have_seeds_of_their_own():
     seeds = [ask.params.seed for ask in service.asked[0]]
     assert seeds[:3] == [7, *(noise.stream(7, "choice", at) % 2**53 for at in (1, 2))]
     assert len(set(seeds[:3])) == 3
-    assert seeds[3:] == seeds[:3], "a prompt is answered as it would be alone"
+    assert seeds[3:] == seeds[:3], "each prompt is answered as it would be alone"
     assert body["metrics"]["seed"] == 7
 
 

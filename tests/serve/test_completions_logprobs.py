@@ -1,4 +1,4 @@
-"""What POST /v1/completions tells of tokens: log-probabilities, ids, and the prompt itself."""
+"""Token data from POST /v1/completions: log-probabilities, ids, and the prompt itself."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_infinite_and_nan_logprobs_are_written_as_minus_9999(logprob: str):
 
 
 def test_lm_eval_reads_the_prompt():
-    """Its local-completions: token ids, one token more, the likeliest of each place beside it."""
+    """The request of lm_eval's local-completions: token ids, one new token, the likeliest token at each position."""
     service = FakeService()
     prompts = [[97, 98, 99], [100, 101]]
     body = post(service, prompt=prompts, max_tokens=1, logprobs=1, echo=True, temperature=0, seed=1234)
@@ -91,7 +91,7 @@ def test_echo_alone():
     choice = body["choices"][0]
     assert (choice["text"], choice["finish_reason"], choice["stop_reason"]) == ("ab", "length", None)
     assert choice["logprobs"]["tokens"] == ["<s>", "a", "b"]
-    assert choice["logprobs"]["text_offset"] == [0, 0, 1], "a BOS that the text does not show takes no room"
+    assert choice["logprobs"]["text_offset"] == [0, 0, 1], "a BOS that the text does not show has no length"
     assert body["usage"]["completion_tokens"] == 0
     assert post(FakeService(), max_tokens=0)["choices"][0]["text"] == ""
     assert post(FakeService(), max_tokens=0, echo=True)["choices"][0]["logprobs"] is None

@@ -1,4 +1,4 @@
-"""What POST /v1/completions refuses, and what it accepts though it changes nothing."""
+"""Requests that POST /v1/completions refuses, and fields that it accepts and ignores."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_long_prompts_are_refused_before_they_are_read():
 
 
 def test_clients_know_that_a_prompt_is_too_long():
-    """By the code, or by words that LiteLLM looks for in the message."""
+    """By the code, or by words that LiteLLM searches for in the message."""
     for bounds, length, words in (
         ({}, 600, "this model's maximum context length is 512 tokens, answer included; the prompt has 601"),
         ({"max_prompt_chars": 10}, 11, "string too long. Expected a string with maximum length 10, but got one with 11"),
@@ -145,7 +145,7 @@ def test_clients_know_that_a_prompt_is_too_long():
 
 @pytest.mark.parametrize("front", [COMPLETIONS, CHAT])
 def test_prompts_of_all_choices_together_are_bounded(front: Front):
-    """The engine gets them anew with each; one of them may be as long as the context is."""
+    """Each choice sends its prompt to the engine again; a single prompt may be as long as the context."""
     service = FakeService(context_length=40)
     client = front.client(service, max_prompt_chars=30)
     body = {**front.body, "max_tokens": 1}

@@ -1,4 +1,4 @@
-"""Streams of POST /v1/completions, what they tell of speculation, and clients that leave."""
+"""Streams of POST /v1/completions, their speculation metrics, and clients that disconnect."""
 
 from __future__ import annotations
 

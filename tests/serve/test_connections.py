@@ -1,4 +1,4 @@
-"""How many connections a server takes: as many as the system lets it have open files, and it says where requests may be more."""
+"""The server's connection limit: as many as it may have open files, with a warning if more requests could be in flight."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FEW = 256
 
 @pytest.fixture
 def hard() -> Iterator[int]:
-    """What the system would grant, where this process began with few."""
+    """The hard limit of open files, in a process whose soft limit is low."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and hard <= FEW:
         pytest.skip("this machine grants few files")

@@ -1,4 +1,4 @@
-"""How long uvicorn may wait for connections to close, once what was in flight has ended or a second signal has come."""
+"""How long uvicorn waits for connections to close after the last request has ended or a second signal has come."""
 
 from __future__ import annotations
 

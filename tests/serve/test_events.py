@@ -1,4 +1,4 @@
-"""Streams and clients that leave: whatever was begun is closed, and an error still finds its client."""
+"""Streams and clients that disconnect: everything begun is closed, and errors still reach their client."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from serve.front import CHAT, COMPLETIONS, RESPONSES, Front
 
 
 class Source:
-    """Counts to `end`; knows whether it was closed."""
+    """A stream that counts to `end` and records whether it was closed."""
 
     def __init__(self, end: int = 3, error: Exception | None = None) -> None:
         self.closed = False
@@ -129,7 +129,7 @@ def test_a_stream_that_fails_before_its_first_event_is_closed():
 
 @pytest.mark.parametrize("read", [False, True])
 def test_a_stream_that_nobody_reads_is_closed(read: bool):
-    """Even where its frames were never begun: closing those would close nothing behind them."""
+    """Also if its frames were never begun: closing those would not close the source behind them."""
 
     async def scene() -> None:
         source = Source()
@@ -191,7 +191,7 @@ def test_work_that_ends_before_the_client_leaves_returns_its_result():
         assert await unless_gone(request_of(), answer()) == 5
         with pytest.raises(APIError, match="no"):
             await unless_gone(request_of(), fails())
-        assert len(asyncio.all_tasks()) == 1, "nobody waits for the client any more"
+        assert len(asyncio.all_tasks()) == 1, "the task that waits for the client has ended"
 
     asyncio.run(scene())
 
@@ -253,7 +253,7 @@ def test_an_error_in_a_stream_is_its_last_event(error: Exception, body: bytes, c
 def test_chunks_with_many_log_probabilities_are_serialised_in_a_thread(
     monkeypatch: pytest.MonkeyPatch, chunk: dict[str, Any], apart: bool
 ) -> None:
-    """For as long as that takes the streams of others go on."""
+    """Meanwhile the streams of other requests continue."""
     wrote, written = [], events.pieces
 
     def watched(value: Any) -> Any:

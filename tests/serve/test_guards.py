@@ -1,4 +1,4 @@
-"""Guards: heads, hosts and pages that are refused, and each refusal is one sentence with a 4xx."""
+"""Guards: refused request heads, hosts and origins; each refusal is one sentence with a 4xx status."""
 
 from __future__ import annotations
 
@@ -52,10 +52,10 @@ def test_pages_of_allowed_origins_may_call() -> None:
     there = client(cors_origins=(page,), api_keys=(KEY,))
     asking = {"origin": page, "access-control-request-method": "POST", "access-control-request-headers": "authorization"}
     assert there.options("/v1/echo", headers=asking).headers["access-control-allow-origin"] == page
-    # browsers ask before a page of the internet calls a server of a private network
+    # browsers send a preflight before a page from the internet may call a server in a private network
     private = there.options("/v1/echo", headers={**asking, "access-control-request-private-network": "true"})
     assert (private.status_code, private.headers["access-control-allow-private-network"]) == (200, "true")
-    # a page may read why it was refused
+    # a page may read the reason of a refusal
     assert there.post("/v1/echo", json=1, headers={"origin": page}).headers["access-control-allow-origin"] == page
     assert "access-control-allow-origin" not in there.post("/v1/echo", json=1, headers={"origin": "https://evil.example"}).headers
 
@@ -105,4 +105,4 @@ def test_health_is_503_with_the_state_while_restarting_or_draining() -> None:
         answer = TestClient(application([health.router(lambda state=state: state)])).get("/health")
         assert (answer.status_code, answer.json()) == (503, {"status": state})
         assert int(answer.headers["retry-after"]) > 0
-    assert TestClient(application([health.router(lambda: "ok")])).head("/health").status_code == 200, "some only look"
+    assert TestClient(application([health.router(lambda: "ok")])).head("/health").status_code == 200, "some clients use HEAD"

@@ -1,4 +1,4 @@
-"""Bad bodies: each is refused in one sentence, and nothing is read or parsed that need not be."""
+"""Bad bodies: each is refused in one sentence, and as little as possible is read or parsed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from paceline.serve.settings import Settings
 from serve.guarding import Sent, asked, client, sentence, small_app
 
 LARGE = b"1".rjust(1 << 16)
-"""Among the smallest that take room."""
+"""Among the smallest bodies that count as large."""
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_the_sum_of_bodies_is_bounded_and_what_is_held_is_let_go() -> None:
 
 
 class Waiting:
-    """Bodies before a route that answers when it is told to."""
+    """The body guard before a route that answers when told to."""
 
     def __init__(self, max_body_bytes: int) -> None:
         self.ends: list[asyncio.Event] = []
@@ -134,7 +134,7 @@ class Waiting:
         await end.wait()
 
     async def taken(self, body: bytes, key: int | None = None) -> bool:
-        """Whether a request comes to the route, where it stays."""
+        """Whether a request reaches the route, where it stays."""
 
         async def send(message: Any) -> None: ...
 
@@ -151,7 +151,7 @@ class Waiting:
         return False
 
     def stalled(self, body: bytes, key: int | None) -> asyncio.Future[None]:
-        """A body of which no more comes than this."""
+        """A body that stalls after these bytes."""
 
         async def send(message: Any) -> None: ...
 
@@ -182,7 +182,7 @@ def test_ordinary_bodies_are_taken_however_many_are_in_flight() -> None:
     async def run() -> None:
         waiting, ordinary = Waiting(len(LARGE)), b"1".rjust(8192)
         assert all([await waiting.taken(ordinary) for _ in range(8 + 256)])
-        # and beside all the large ones there may be
+        # and all large ones that fit beside them
         assert [await waiting.taken(LARGE) for _ in range(17)] == [True] * 16 + [False]
         assert await waiting.taken(ordinary)
         await waiting.end(*waiting.ends)
@@ -196,7 +196,7 @@ def test_the_large_bodies_of_one_key_do_not_keep_those_of_another_out() -> None:
         assert sum([await waiting.taken(LARGE, 0) for _ in range(17)]) == 16
         assert 0 < sum([await waiting.taken(LARGE, 1) for _ in range(17)]) < 16
         assert not await waiting.taken(LARGE, 0)
-        # twice the bound is the end of it, however many keys there are
+        # twice the limit is the maximum, however many keys there are
         assert sum([await waiting.taken(LARGE, key) for key in range(2, 99)]) < 16
         assert waiting.bodies.kept.taken.total() == 2 * 16 * len(LARGE)
         await waiting.end(*waiting.ends)

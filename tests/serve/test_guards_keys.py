@@ -1,4 +1,4 @@
-"""Keys guard every route."""
+"""Every route requires an API key."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_every_key_is_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch)
 
 
 def served_routes() -> list[APIRoute]:
-    """All routes of the server, found by their modules."""
+    """All routes of the server, found in its modules."""
     service, settings = FakeService(), Settings()
     modules = [import_module(f"paceline.serve.routes.{one.name}") for one in iter_modules(paceline.serve.routes.__path__)]
     routers = [module.router(service, settings) for module in modules if hasattr(module, "router")]

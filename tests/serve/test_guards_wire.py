@@ -1,4 +1,4 @@
-"""Guards over real connections: whoever drips, lies or never ends is not waited for."""
+"""Guards over real connections: clients that send slowly, give false lengths or never finish are not waited for."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_a_keep_alive_connection_stays_open_between_requests(wire: Wire) -> None
 
 @pytest.mark.parametrize("reads", [False, True])
 def test_an_answer_that_nobody_reads_is_given_up(reads: bool) -> None:
-    """And one that is read goes on, however slowly."""
+    """An answer that is read goes on, however slowly."""
     app, ended = small_app(), Event()
 
     @app.get("/v1/endless")
@@ -136,7 +136,7 @@ def test_an_answer_that_nobody_reads_is_given_up(reads: bool) -> None:
                 if reads:
                     line.recv(1 << 20)
             assert ended.is_set() is not reads
-        assert ended.wait(5), "whoever hangs up is not answered either"
+        assert ended.wait(5), "the answer also ends once the client hangs up"
 
 
 def test_a_large_whole_answer_may_be_read_for_longer_than_the_patience() -> None:
@@ -147,7 +147,7 @@ def test_a_large_whole_answer_may_be_read_for_longer_than_the_patience() -> None
         return Response(b"a" * size)
 
     with Wire(guarded(app, Settings()), Settings(), patience_s=0.3) as wire, socket.socket() as line:
-        # so that little of it lies with the system
+        # so that the system buffers little of it
         line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
         line.settimeout(5)
         line.connect(("127.0.0.1", wire.port))
@@ -155,7 +155,7 @@ def test_a_large_whole_answer_may_be_read_for_longer_than_the_patience() -> None
         began, read = time.monotonic(), 0
         while read < size and (part := line.recv(1 << 18)):
             read += len(part)
-            # a second and a half for all of it
+            # 1.5 seconds for the whole answer
             time.sleep(max(began + 1.5 * read / size - time.monotonic(), 0))
         assert read >= size
 
@@ -180,7 +180,7 @@ def test_a_new_connection_takes_the_place_of_the_one_that_was_idle_longest() -> 
         for _ in range(8):
             lines.append(stack.enter_context(socket.create_connection(("127.0.0.1", wire.port), 5)))
             assert is_answered(lines[-1])
-        assert [line.recv(1) for line in lines[:4]] == [b""] * 4, "they were closed"
+        assert [line.recv(1) for line in lines[:4]] == [b""] * 4, "the idle ones were closed"
         assert all(is_answered(line) for line in lines[4:])
 
 
@@ -199,5 +199,5 @@ def test_a_request_beyond_the_connection_limit_gets_503(path: str, kind: str) ->
             assert json.loads(body)["error"]["type"] == kind
             for line in lines:
                 line.sendall(b"}")
-                assert line.recv(1 << 16).startswith(b"HTTP/1.1 200"), "those that were taken are answered"
+                assert line.recv(1 << 16).startswith(b"HTTP/1.1 200"), "accepted requests are answered"
         assert wire.told(ask, b"{}").startswith(b"HTTP/1.1 200")

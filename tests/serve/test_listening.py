@@ -1,4 +1,4 @@
-"""The port is had before anything is loaded, by one server only, and what cannot be had is one sentence."""
+"""The port is bound before anything is loaded, by one server only, and a failure is one sentence."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ needs_ipv6 = pytest.mark.skipif(not _has_ipv6(), reason="this machine has no ::1
 
 @pytest.fixture
 def taken() -> Iterator[int]:
-    """A port that somebody listens on."""
+    """A port that another socket listens on."""
     with socket.create_server((HOST, 0)) as one:
         yield one.getsockname()[1]
 
@@ -45,7 +45,7 @@ def refusal(host: str, port: int) -> str:
 
 
 def resolved(monkeypatch: pytest.MonkeyPatch, *addresses: str) -> None:
-    """Have every name stand for these addresses, or be unknown."""
+    """Make every host name resolve to these addresses, or to none."""
 
     def found(host: str, port: int, **_: Any) -> list[Any]:
         if not addresses:
@@ -74,7 +74,7 @@ def test_a_host_that_no_name_can_be_is_refused(host: str) -> None:
 
 
 def test_an_address_of_another_machine_is_refused() -> None:
-    # of the block that is kept for examples
+    # from the block reserved for documentation
     assert "Cannot assign requested address" in refusal("192.0.2.1", 0)
 
 
@@ -87,7 +87,7 @@ def test_addresses_that_this_machine_lacks_are_left_out(monkeypatch: pytest.Monk
 def test_an_address_that_is_taken_is_not_left_out(monkeypatch: pytest.MonkeyPatch, taken: int) -> None:
     resolved(monkeypatch, "127.0.0.2", HOST)
     assert refusal("here", taken) == f"cannot listen on here port {taken}: {TAKEN}"
-    # and the other one was given back
+    # and the other address was released
     monkeypatch.undo()
     with bound("127.0.0.2", taken) as sockets:
         listen(sockets, "127.0.0.2", taken)
@@ -130,7 +130,7 @@ def test_a_port_with_a_connection_in_time_wait_can_be_bound() -> None:
         listen(sockets, HOST, 0)
         port = sockets[0].getsockname()[1]
         with socket.create_connection((HOST, port), 5) as client:
-            # who closes first waits in TIME_WAIT
+            # the side that closes first stays in TIME_WAIT
             sockets[0].accept()[0].close()
             assert client.recv(1) == b""
     with bound(HOST, port) as sockets:

@@ -1,4 +1,4 @@
-"""Logs: one line a request, as text or JSON, that never holds what a client wrote unless it was asked for."""
+"""Logs: one line per request, as text or JSON, without any client text unless configured."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def asked(**body: Any) -> Ask:
 
 
 def stream(service: FakeService, **body: Any) -> list[dict[str, Any]]:
-    """Its events, each named as its type."""
+    """The events, each with its type as its name."""
     answer = send(service, {"messages": HELLO, "max_tokens": 1000, **body, "stream": True})
     assert answer.status_code == 200, answer.text
     assert answer.headers["content-type"].startswith("text/event-stream")
@@ -72,7 +72,7 @@ def refused(path: str = PATH, **body: Any) -> tuple[int, str, str]:
     """Status, type and message of an error in Anthropic's form."""
     service = fake()
     answer = send(service, {"messages": HELLO, "max_tokens": 9, **body}, path)
-    assert not service.asked, "the engine heard of a request that was refused"
+    assert not service.asked, "the engine got a request that was refused"
     told = answer.json()
     assert set(told) == {"type", "error"}
     assert told["type"] == "error"
@@ -181,7 +181,7 @@ def test_texts_of_one_role_are_lines(texts: list[str], told: str):
 
 
 def test_many_long_texts_of_one_role_are_joined_once():
-    """Copied again with every one behind them, they are 80 GB."""
+    """Repeated concatenation would copy 80 GB."""
     read = Prompting.model_validate({"messages": [{"role": "user", "content": "a" * 10_000}] * 4096})
     began = time.process_time()
     (told,) = read.template_messages
@@ -261,7 +261,7 @@ def test_the_thinking_field_reaches_the_template_as_enable_thinking():
         assert service.encoded[0].startswith(told + "\n" if told else "user"), thinking
         count = send(service, {"messages": HELLO, "thinking": thinking}, f"{PATH}/count_tokens").json()["input_tokens"]
         assert count == len(service.asked[0][0].prompt)
-    # a template that cannot be told is asked as ever
+    # a template without such a variable is called as before
     assert asked(thinking={"type": "disabled"}).prompt == asked().prompt
 
 
@@ -343,7 +343,7 @@ def test_a_call_that_is_cut_off_is_left_out():
 
 
 def test_no_tool_is_to_be_used_where_the_last_call_was_cut_off():
-    """By a stop token, of which the message says nothing else."""
+    """Cut off by a stop token, which the message shows nowhere else."""
     blocks = Blocks()
     blocks.add([CallBegun(0, "one", "look"), Arguments(0, "{}"), CallEnded(0)])
     assert blocks.called

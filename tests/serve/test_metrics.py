@@ -1,4 +1,4 @@
-"""Metrics parse, carry the names that other tools read, add up, and cost microseconds."""
+"""Metrics parse, have the names that other tools read, add up, and cost microseconds."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def shown(meter: Meter, accept: str = "") -> str:
 
 
 def samples(meter: Meter) -> dict[tuple[str, str], float]:
-    """By name, and by the value of the label that tells one of a family from another."""
+    """By name, and by the values of labels that distinguish samples of one family."""
     found = dict[tuple[str, str], float]()
     for family in families(shown(meter)):
         for sample in family.samples:
@@ -133,7 +133,7 @@ def test_every_name_that_tools_read_is_there() -> None:
     kinds = {family.name: family.type for family in families(shown(meter))}
     names = {name for name, _ in samples(meter)}
     assert names >= COUNTERS | GAUGES
-    # this parser names a counter's family without the ending
+    # this parser drops the ending of a counter's family name
     assert {kinds[name.removesuffix("_total")] for name in COUNTERS} == {"counter"}
     assert {kinds[name] for name in GAUGES} == {"gauge"}
     assert {kinds[name] for name in HISTOGRAMS} == {"histogram"}
@@ -163,10 +163,10 @@ def test_what_the_engine_reports_adds_up() -> None:
     assert got["paceline_policy_drafted_tokens", ""] == 4
     assert got["llamacpp:n_busy_slots_per_decode", ""] == 2
     assert got["vllm:prefix_cache_hits_total", ""] == 120
-    # how it stands is what was told last, and no share is above 1
+    # gauges show the latest report, and no share exceeds 1
     assert (got["vllm:num_requests_running", ""], got["vllm:num_requests_waiting", ""]) == (1, 0)
     assert got["vllm:kv_cache_usage_perc", ""] == 1
-    # texts that ended make room when it is needed: an idle server is an empty one
+    # kept texts make room when needed: an idle server counts as empty
     meter.step(Stats(held_tokens=900, cache_tokens=1000))
     got = samples(meter)
     assert (got["vllm:kv_cache_usage_perc", ""], got["paceline_held_tokens", ""]) == (0, 900)
@@ -183,12 +183,12 @@ def test_a_served_request_is_counted() -> None:
     assert got["vllm:generation_tokens_total", ""] == got["llamacpp:tokens_predicted_total", ""] == 24
     assert got["vllm:request_success_total", "stop"] == 2
     assert got["vllm:time_to_first_token_seconds_count", ""] == 2
-    # 12 tokens in steps of 3: nine tokens follow a step before them, and each has a gap
+    # 12 tokens in steps of 3: nine tokens come after the first step, each with a gap
     assert got["vllm:inter_token_latency_seconds_count", ""] == 18
     assert got["vllm:request_time_per_output_token_seconds_count", ""] == 2
     assert got["vllm:e2e_request_latency_seconds_count", ""] == 2
     assert got["vllm:request_generation_tokens_sum", ""] == 24
-    # of each answer the first token is where its time begins
+    # decode time starts at the first token of each answer
     assert got["llamacpp:predicted_tokens_seconds", ""] == pytest.approx(22 / got["llamacpp:tokens_predicted_seconds_total", ""])
     assert got["paceline_tau", ""] == 3
     assert got["paceline_decoding_steps_total", ""] == 8
@@ -267,10 +267,10 @@ def test_counting_costs_microseconds() -> None:
 
 
 def test_reports_of_the_engine_are_all_counted() -> None:
-    """A field that is added to the report must be added here too, or be lost."""
+    """A field added to the report must be added to the meter too, or it is lost."""
     meter = Meter()
     meter.step(STATS)
-    # times in the queue are a histogram, not a sum
+    # queue times are a histogram, not a sum
     names = [one.name for one in fields(Stats) if one.name != "queued_s"]
     for name in names:
         assert getattr(meter.engine, name) == getattr(STATS, name), name

@@ -20,7 +20,7 @@ def asking(tokens: int, count: int | None) -> Ask:
 
 
 def longest(count: int) -> int:
-    """Tokens of the longest prompt that may be told of, found by asking."""
+    """The most tokens of a prompt whose log-probabilities may be requested, found by search."""
     low, high = 1, FAR_TOO_MANY
     while low < high:
         middle = (low + high + 1) // 2
@@ -34,7 +34,7 @@ def test_log_probabilities_of_the_longest_prompt_allowed_fit_a_line(count: int):
     some = Line(News).write(News(deltas={1: Delta(prompt_logprobs=(told,) * 1000)}))
     most = longest(count)
     assert len(some) / 1000 * most < LONGEST_LINE_BYTES
-    # and the bound leaves little unused
+    # and the limit uses most of the line
     assert len(some) / 1000 * most > 0.85 * LONGEST_LINE_BYTES
     sentence = untellable(asking(most + 1, count))
     assert sentence is not None
@@ -76,6 +76,6 @@ def test_prompts_are_told_of_in_parts_before_what_a_step_brought():
     assert tuple(one for line in parts[:4] for one in line.prompts[1]) == told
     assert parts[4].prompts[3] == told[:2]
     assert all(line == News(prompts=line.prompts) for line in parts)
-    assert all(len(Line(News).write(line)) < 1 << 18 for line in parts), "each is read at once"
+    assert all(len(Line(News).write(line)) < 1 << 18 for line in parts), "each is read in one go"
     assert last == replace(news, deltas={number: replace(delta, prompt_logprobs=None) for number, delta in deltas.items()})
     assert list(parted(News(deltas={2: deltas[2]}))) == [News(deltas={2: deltas[2]})]

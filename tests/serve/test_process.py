@@ -1,4 +1,4 @@
-"""The engine's process, with a small program in its place: starts that fail, and asks that its pipe cannot carry."""
+"""The engine's process, replaced by a small program: starts that fail, and requests that the pipe cannot carry."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from paceline.serve.process import EngineError, EngineProcess
 READY = Ready(200_000, 10, (), (), {}, "target", "policy", "verifier")
 LINE = Line(News).write(News(ready=READY)).decode()
 PROGRAM = f"import sys; sys.stdin.readline(); print({LINE!r}, end='', flush=True); sys.stdin.read()"
-"""It says that it is ready, and ends with its input."""
+"""It reports ready, and ends when its input closes."""
 spawned = asyncio.create_subprocess_exec
 
 
 class Starts:
-    """In place of asyncio's own: raises the errors in turn, None being a start."""
+    """Replaces asyncio's function: raises the errors in turn; None is a successful start."""
 
     def __init__(self, *errors: Exception | None) -> None:
         self._errors, self.count = list(errors), 0
@@ -95,7 +95,7 @@ def test_an_engine_that_stops_for_good_is_replaced(monkeypatch: pytest.MonkeyPat
     async def scene(engine: EngineProcess) -> None:
         await engine.start()
         listening, first = Listening(), engine.pid
-        # nobody waits for a word of one that has nothing to do
+        # an idle engine may be silent
         await asyncio.sleep(0.3)
         engine.ask(Ask((1,), SamplingParams()), listening)
         assert not engine.given_up()

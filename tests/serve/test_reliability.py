@@ -1,6 +1,6 @@
-"""What goes wrong around a server: crowds, leavers, a full cache, an engine that dies, a signal in the middle of everything.
+"""Failures around a server: crowds, disconnecting clients, a full cache, an engine that dies, signals at any time.
 
-The counts of the quick suite are small; those of `make test-all` are the ones to reach.
+The counts of the quick suite are small; those of `make test-all` are the goal.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ STORY = {"prompt": "Once upon a time", "temperature": 0, "ignore_eos": True}
 MODEL = WEIGHTS_FOLDER / DEFAULT
 RUNNING, WAITING = "vllm:num_requests_running", "vllm:num_requests_waiting"
 HELD = "vllm:kv_cache_usage_perc"
-"""The share of the cache that requests in flight hold."""
+"""The share of the cache held by requests in flight."""
 LEAVE_S = 2.0
 FAIL_S = 5.0
 
@@ -45,7 +45,7 @@ async def posted(client: httpx.AsyncClient, body: dict[str, Any]) -> httpx.Respo
 
 
 def at_once(served: Served, bodies: list[dict[str, Any]]) -> list[httpx.Response]:
-    """Every answer, all asked at the same time."""
+    """The answers to all requests, sent at the same time."""
 
     async def run() -> list[httpx.Response]:
         limits = httpx.Limits(max_connections=len(bodies))
@@ -133,7 +133,7 @@ def test_half_open_clients_hold_nobody_up(count: int) -> None:
         beside = sorted(seconds() for _ in range(12))
         for one in slow:
             one.close()
-        # the slowest but one: a busy machine disturbs single requests
+        # the second slowest: a busy machine disturbs single requests
         assert beside[-2] <= 2 * before[-2] + 0.05
 
 
@@ -141,7 +141,7 @@ def test_a_cache_that_is_too_small_for_all_changes_no_text() -> None:
     bodies = [{**STORY, "max_tokens": 100, "seed": at, "temperature": (at % 2) * 0.9} for at in range(8)]
     with running("--batch", "8") as ample:
         wanted = [answer.json()["choices"][0]["text"] for answer in at_once(ample, bodies)]
-    # what one request needs, and 64 tokens more
+    # the cache of one request, and 64 tokens more
     with running("--batch", "8", "--cache-tokens", str(4 + 100 + 64), "--prefill-chunk", "3") as tight:
         answers = at_once(tight, bodies)
         assert [answer.json()["choices"][0]["text"] for answer in answers] == wanted
@@ -188,7 +188,7 @@ def test_while_answers_end_new_connections_are_told_to_go_elsewhere() -> None:
             served.process.send_signal(signal.SIGTERM)
             until = time.monotonic() + 5
             while (health := httpx.get(f"{served.url}/health")).status_code == 200:
-                assert time.monotonic() < until, "the server does not say that it ends"
+                assert time.monotonic() < until, "the server does not report that it is draining"
             late = httpx.post(f"{served.url}/v1/completions", json=STORY)
             said = chunks(line for line in lines if line)
         assert (late.status_code, health.status_code) == (503, 503)
@@ -229,7 +229,7 @@ def test_requests_past_the_drain_timeout_get_what_they_have_or_a_503() -> None:
 
     with running("--batch", "1", "--draft", "none", "--drain-timeout-s", "2") as served:
         answers = asyncio.run(run(served))
-        # those that had no turn in this time have nothing to be answered with
+        # requests that had no turn in this time have nothing to return
         assert ["length"] * 16 in answers
         assert ["shutting_down"] in answers
         assert all(one in (["length"] * 16, ["shutting_down"]) for one in answers)
@@ -269,7 +269,7 @@ def test_an_engine_that_is_killed_is_told_of_and_replaced(count: int) -> None:
     points = random.Random(7)
 
     async def one(client: httpx.AsyncClient, streamed: bool) -> tuple[str, float]:
-        """What came, and when the last of it did."""
+        """The last line received, and when it came."""
         async with client.stream("POST", "/v1/completions", json={**STORY, "max_tokens": 900, "stream": streamed}) as answer:
             lines = [line async for line in answer.aiter_lines() if line]
             return (lines[-2] if streamed and answer.status_code == 200 else lines[-1]), time.monotonic()

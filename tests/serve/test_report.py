@@ -1,4 +1,4 @@
-"""The engine's report to the server: it counts what its sequences count of themselves, and the cache limit."""
+"""The engine's report to the server: it equals the counts of its sequences, and contains the cache limit."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def told(service: FakeService, items: list[dict[str, Any]], **body: Any) -> list
 
 
 def stream(service: FakeService, **body: Any) -> list[dict[str, Any]]:
-    """Its events, each named as its type, numbered in order, and as OpenAI describes it."""
+    """The events, each with its type as its name, numbered in order, and valid by OpenAI's description."""
     answer = RESPONSES.client(service).post(RESPONSES.path, json={"input": "hi", **body, "stream": True})
     assert answer.status_code == 200, answer.text
     assert answer.headers["content-type"].startswith("text/event-stream")
@@ -351,7 +351,7 @@ def test_thoughts_are_items(step: int):
     assert (thought["type"], thought["status"], thought["summary"]) == ("reasoning", "completed", [])
     (part,) = message["content"]
     assert part["text"] == "Two."
-    # blanks behind the thought, the words, and what ends them
+    # whitespace after the thought, the words, and the final EOS
     assert len(part["logprobs"]) == len("\n\nTwo.") + 1
     counted = body["usage"]["output_tokens_details"]["reasoning_tokens"]
     assert counted == len("<think>\nHm, 2.\n</think>")

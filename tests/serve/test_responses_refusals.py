@@ -1,4 +1,4 @@
-"""What POST /v1/responses refuses."""
+"""Requests that POST /v1/responses refuses."""
 
 from __future__ import annotations
 

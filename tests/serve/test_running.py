@@ -1,4 +1,4 @@
-"""Running: what is told of an answer's speculation at its end."""
+"""Running: the speculation counts reported at the end of an answer."""
 
 from __future__ import annotations
 

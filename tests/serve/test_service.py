@@ -1,5 +1,5 @@
-"""The service between routes and engine, over an engine of a few lines: whom there is room for, what becomes of requests whose
-time is up, and when what is measured happened."""
+"""The service between routes and engine, over a fake engine: limits of the queue, requests that time out, and the times at which
+measurements are taken."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ LOOK_TOOL = {"type": "function", "function": {name: LOOK[name] for name in ("nam
 
 
 class SlowEngine:
-    """Tells the last there is so many seconds after it was told that the time is up; never, for None. first: told when asked."""
+    """Sends the last deltas `step_s` seconds after `expire`; never, for None. first: sent at once by `ask`."""
 
     load = 0
 
@@ -131,7 +131,7 @@ def test_a_server_that_ends_waits_for_a_short_step(monkeypatch: pytest.MonkeyPat
 
 
 def test_times_are_measured_when_tokens_arrive_and_not_when_they_are_read() -> None:
-    """Two steps come while the client takes its time over the first of all, and are read as one."""
+    """Two steps arrive while the client is still handling the first delta, and are read as one."""
     meter, engine = Meter(), SlowEngine(None, first=(Delta("a", (1,)),))
     served = service_of(engine, meter)
 
@@ -152,7 +152,7 @@ def test_times_are_measured_when_tokens_arrive_and_not_when_they_are_read() -> N
 
 
 class Held:
-    """What holds a place. key: of who asked."""
+    """A listener that occupies a place. key: of the client."""
 
     def __init__(self, key: int | None) -> None:
         self.key = key
@@ -164,7 +164,7 @@ class Held:
 
 @contextmanager
 def shown(key: int | None) -> Iterator[None]:
-    """A request that showed this key."""
+    """A request with this API key."""
     token = recording._current.set(Record(key=key))
     try:
         yield
@@ -173,7 +173,7 @@ def shown(key: int | None) -> Iterator[None]:
 
 
 def taken(served: EngineService, engine: EngineProcess, key: int | None, most: int, choices: int = 1) -> int:
-    """How many requests are taken, one after another, of a client that begins the next before any has ended."""
+    """How many requests are accepted, one after another, from a client that sends the next before any has ended."""
     for count in range(most):
         with shown(key):
             try:
@@ -195,7 +195,7 @@ def test_the_crowd_of_one_key_locks_no_other_out() -> None:
         served.check_room(1)
     assert (refused.value.status, refused.value.code, refused.value.retry_after_s) == (429, "overloaded", 1)
     assert taken(served, engine, 2, 99) == 2
-    # twice the bound is the end of it, however many keys there are
+    # twice the limit is the maximum, however many keys there are
     assert taken(served, engine, 3, 99, choices=3) == 0
     assert sum(taken(served, engine, key, 99) for key in range(4, 99)) == 2
     assert engine.load == 12

@@ -1,4 +1,4 @@
-"""The whole server on the embedded model: the texts are the engine's own, whoever else is being served."""
+"""The whole server on the embedded model: its texts are those of plain decoding, also beside other requests."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def server() -> Iterator[Served]:
 
 @pytest.fixture(scope="module")
 def texts() -> dict[tuple[str, float], str]:
-    """What plain decoding says, without any server."""
+    """Texts of plain decoding, without a server."""
     llm = LLM(draft="none")
     said = {}
     for temperature in (0.0, 0.8):
@@ -146,7 +146,7 @@ def test_metrics_report_the_cache_size_and_queue_time_without_prompt_reading() -
     with running("--cache-tokens", "4096") as served:
         assert served.metric("paceline_cache_tokens") == 4096
         served.complete(prompt="The little dog ran after the red ball. " * 100, max_tokens=1)
-        # nobody was before it: reading the prompt, which takes its time, is no waiting
+        # the request had no other before it: reading its prompt does not count as waiting
         waited_s = served.metric("vllm:request_queue_time_seconds_sum")
         assert waited_s < served.metric("vllm:time_to_first_token_seconds_sum") / 4
 

@@ -1,4 +1,4 @@
-"""Settings come from four places in a known order, and what does not fit is one sentence that shows no secret."""
+"""Settings come from four sources in a known order, and an invalid one gives one sentence that shows no secret."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_every_source_knows_a_repeated_flag_by_its_own_name(
     assert getattr(load({}, {variable: ", ".join(values)}), field) == wanted
     assert getattr(load({}, {}, written(tmp_path, {flag: list(values)})), field) == wanted
     assert getattr(load({}, {}, written(tmp_path, {flag: values[0]})), field) == wanted[:1]
-    # whoever wins does so by either name
+    # precedence is the same for both names
     assert getattr(load({flag: [values[1]]}, {variable + "S": values[0]}), field) == wanted[1:]
     assert refusal(environ={variable: values[0], variable + "S": values[1]}) == (
         f"{variable} and {variable}S are one setting: leave out one of them"

@@ -1,4 +1,4 @@
-"""Whose share of the engine a request takes: its key's, however many salts it names."""
+"""The payer of a request is its API key, whatever salt it names."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from serve.test_worker import fresh
 
 
 class NotingEngine:
-    """Notes what it is asked, and ends it."""
+    """Records each ask, and ends it at once."""
 
     load = 0
 

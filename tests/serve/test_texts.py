@@ -1,4 +1,4 @@
-"""What is done to texts in threads: how long they may be, and templates that do not end."""
+"""Texts prepared in threads: their length limits, fair queues, and templates that do not end."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def chat(texts: Texts, content: str, tools: list[Any] | None = None, **more: Any
 
 
 def asked(texts: Texts, queue: str, key: int | None, text: str) -> asyncio.Task[Any]:
-    """A request that showed this key, and has a text or a grammar to prepare."""
+    """A request with this API key, and a text or a grammar to prepare."""
     token = recording._current.set(Record(key=key))
     try:
         grammar = Grammar(kind="regex", text=text)
@@ -67,7 +67,7 @@ def asked(texts: Texts, queue: str, key: int | None, text: str) -> asyncio.Task[
 
 
 def prepared_by(texts: Texts, monkeypatch: pytest.MonkeyPatch, work: Callable[[str], object]) -> None:
-    """Texts and grammars are prepared by `work`."""
+    """Prepare texts and grammars with `work`."""
     monkeypatch.setattr(texts, "tokenizer", SimpleNamespace(encode=lambda text, special: work(text)))
     monkeypatch.setattr(texts, "_grammars", SimpleNamespace(check=lambda grammar: work(grammar.text)))
 
@@ -89,7 +89,7 @@ def test_the_long_texts_of_one_key_keep_no_other_waiting(texts: Texts, monkeypat
         await asyncio.sleep(0.01)
         before = len(begun)
         await asyncio.gather(*(asked(texts, queue, key, "hi") for key in (1, None)))
-        # one had its turn first, and on a busy machine those that began while this was asked
+        # before it come the running ones and, on a busy machine, those that began while it was submitted
         assert begun.index("hi") <= before + 4 < WAITING
         await asyncio.gather(*crowd, return_exceptions=True)
 
@@ -182,7 +182,7 @@ def test_names_tool_calls_and_tools_count_towards_the_length_limit(texts: Texts)
 def test_an_endless_template_is_given_up_and_does_not_keep_the_process_alive():
     ended = subprocess.run([sys.executable, "-c", ENDLESS], capture_output=True, text=True, timeout=30, check=False)
     late, busy = "the text of this request takes too long to prepare", "the server is busy; try again later"
-    # the third finds no thread: others are to blame, and it may come again
+    # the third finds no thread free; that is not its fault, so it may retry
     assert ended.stdout.splitlines() == [f"{late}, 400"] * 2 + [f"{busy}, 503"]
     assert (ended.returncode, ended.stderr) == (0, "")
 

@@ -1,4 +1,4 @@
-"""Thoughts: told apart from the answer however the text is cut, and in chats whose template knows them."""
+"""Thoughts: separated from the answer however the text is split, and in chats whose template supports them."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ CALL = '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>'
 
 
 class Opener(FakeService):
-    """Its template opens a thought; the mark that ends one may be a special token."""
+    """Its template opens a thought; the end marker may be a special token."""
 
     special = False
 
@@ -129,7 +129,7 @@ def grammars() -> Grammars:
 
 
 def verdict(grammars: Grammars, grammar: Grammar | None, text: str) -> str:
-    """ "whole", "begun" where more must follow, or "refused"."""
+    """"whole", "begun" if more must follow, or "refused"."""
     assert grammar is not None
     matcher = grammars._known(grammar).deep_copy()
     ids = grammars._library.tokenize_str(text)

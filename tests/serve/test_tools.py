@@ -1,4 +1,4 @@
-"""Tools: grammars of answers that may call them, and calls read from text however it is cut into pieces."""
+"""Tools: grammars of answers that may call them, and calls parsed from text however it is split into pieces."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def tokenizer() -> Tokenizer:
 
 
 def verdict(grammar: Grammar | None, tokenizer: Tokenizer, text: str) -> str:
-    """ "whole", "begun" where more must follow, or "refused"."""
+    """"whole", "begun" if more must follow, or "refused"."""
     assert grammar is not None
     matcher = LLMatcher(LLTokenizer(tokenizer.to_str()), LLMatcher.grammar_from_lark(grammar.text), log_level=0)
     assert not matcher.is_error(), matcher.get_error()
@@ -318,7 +318,7 @@ def test_other_templates_are_told_of_tools_in_text():
 
 
 def test_many_long_results_are_joined_once():
-    """Copied again with every one behind them, they are 80 GB."""
+    """Repeated concatenation would copy 80 GB."""
     result = {"role": "tool", "tool_call_id": "a", "content": "a" * 10_000}
     began = time.process_time()
     (told,) = spelled_out([result] * 4096, [], must=False)
@@ -339,7 +339,7 @@ def test_a_template_without_a_system_message_is_told_in_what_the_user_says_first
             {"role": "user", "content": "And snow?"},
         ]
     )
-    assert [message["role"] for message in told] == ["user", "assistant", "user"], "in turns"
+    assert [message["role"] for message in told] == ["user", "assistant", "user"], "roles alternate"
     assert told[0]["content"].startswith("You may call functions.")
     assert told[0]["content"].endswith("Rain?")
     assert told[2]["content"] == "<tool_response>\nyes\n</tool_response>\nAnd snow?"

@@ -1,4 +1,4 @@
-"""Bodies of requests: what is wrong in one is found at once, however much of it is wrong."""
+"""Request bodies: errors are found at once, however many there are."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ODD = {f"odd{at}": at for at in range(MANY)}
 
 
 def lists(schema: Any) -> Iterator[dict[str, Any]]:
-    """What pydantic made of every list that a body may hold."""
+    """The pydantic schema of every list that a body may contain."""
     for part in schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list | tuple) else ():
         yield from lists(part)
     if isinstance(schema, dict) and schema.get("type") == "list":

@@ -1,4 +1,4 @@
-"""The engine's process: what is done before the engine hears of an ask, what is told at the end, and how it ends itself."""
+"""The engine's process: preparation before a request reaches the engine, the report at its end, and how it exits."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_asks_are_prepared_beside_the_engine_s_steps_and_come_in_order() -> None
     orders = Orders(lines(), prepare)
     began.wait()
     (plain,) = orders.taken(wait=True)
-    assert plain[0].number == 2, "neither the engine waits for it, nor who asks for none"
+    assert plain[0].number == 2, "neither the engine nor a request without a grammar waits for it"
     through.set()
     taken: list[tuple[Order, object]] = []
     while len(taken) < 2:
@@ -115,7 +115,7 @@ def test_the_engine_loop_uses_prepared_grammars_and_compiles_none(monkeypatch: p
 
 @contextmanager
 def process(patch: str, settings: Settings) -> Iterator[tuple[subprocess.Popen[bytes], IO[bytes], IO[bytes], IO[bytes]]]:
-    """The engine's process, in which something was changed beforehand, its input, its output and its errors."""
+    """The engine's process with `patch` applied, its input, its output and its errors."""
     program = f"import paceline.serve.worker as worker; {patch}; worker.main()"
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     with subprocess.Popen([sys.executable, "-P", "-c", program], **pipes) as started:
@@ -148,7 +148,7 @@ def test_an_engine_that_fails_ends_and_says_so_as_the_server_logs() -> None:
         assert line.read(out.readline()).ready is not None
         orders.write(Line(Order).write(Order(1, ask())))
         orders.flush()
-        # its input stays open, and a thread waits for it
+        # its input stays open, with a thread waiting for it
         while (news := line.read(out.readline())).failure is None:
             pass
         assert news.failure == "the engine failed: ValueError"
@@ -162,7 +162,7 @@ def test_a_rule_under_which_every_request_would_be_refused_is_refused_at_once() 
     with pytest.raises(SpecError, match=r"'typical' keeps neither the text nor its distribution .*allow it by --lossy"):
         loaded(Settings(draft="ngram", verify="typical"))
     assert loaded(Settings(draft="ngram", verify="typical", lossy=True)).lossy
-    # what it keeps depends on the request
+    # the guarantee depends on the request
     assert loaded(Settings(draft="ngram", verify="rejection")).keeps(SamplingParams()) == "text"
 
 
@@ -173,7 +173,7 @@ def test_an_engine_whose_input_closes_while_it_loads_ends() -> None:
 
 
 def test_the_engine_reports_each_drafters_summary_and_source(tmp_path: Path) -> None:
-    """Those of the tables, two of one method, what drafts within a cascade, and one of somebody's own."""
+    """Those in the registry, two of one method, a drafter inside a cascade, and a user's own one."""
     page = (Path(__file__).parents[2] / "docs" / "drafters.md").read_text(encoding="utf-8")
     source = re.search(r"```python\n(.*?)```", page, re.DOTALL)
     assert source is not None
@@ -190,7 +190,7 @@ def test_the_engine_reports_each_drafters_summary_and_source(tmp_path: Path) -> 
 
 
 def fresh(draft: str = "none") -> Worker:
-    """A worker of the embedded model that nobody has asked for anything yet."""
+    """A worker of the embedded model before any request."""
     for_ever = Event()
 
     def lines() -> Iterator[bytes]:
@@ -213,7 +213,7 @@ def test_past_answers_are_remembered_only_where_the_settings_name_suffix(setting
 
 
 def test_an_answer_whose_time_is_up_ends_with_all_that_it_has() -> None:
-    """What was held back in case it becomes a stop string is not, any more."""
+    """Text held back as a possible beginning of a stop string is sent too."""
     worker = fresh()
     params = SamplingParams(max_tokens=64, stop=("a" * 40 + "b",), grammar=Grammar(kind="regex", text="a{64}"))
     whole = News()

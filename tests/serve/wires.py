@@ -15,7 +15,7 @@ from paceline.serve.settings import Settings
 
 
 class Wire:
-    """patience_s: of the connections, with whoever sends and whoever reads."""
+    """patience_s: how long connections wait for the client to send or to read."""
 
     def __init__(self, app: Any, settings: Settings, patience_s: float, most_connections: int | None = None) -> None:
         class Hasty(Connection):
@@ -40,9 +40,9 @@ class Wire:
         assert not self._thread.is_alive()
 
     def told(self, *parts: bytes, drip: bytes = b"", pause_s: float = 0.0, then: bytes = b"") -> bytes:
-        """All that comes back until the other side closes, or is silent for a while. drip: sent ten times a second.
+        """Everything received until the other side closes, or is silent for a while. drip: sent ten times a second.
 
-        `closed` says afterwards whether it closed.
+        `closed` is set to whether the other side closed.
         """
         self.closed = False
         with socket.create_connection(("127.0.0.1", self.port), 5) as line:
@@ -69,5 +69,5 @@ class Wire:
             return answer
 
     def peak_bytes(self) -> int:
-        """The most memory this process ever held."""
+        """The highest memory use of this process so far."""
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10

@@ -1,4 +1,4 @@
-"""The statistical form of `check`: its false-alarm rate, its power, and what the command says and returns."""
+"""The statistical form of `check`: its false-alarm rate, its power, its output and its exit codes."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_the_distance_is_that_of_kolmogorov() -> None:
 
 
 def test_the_false_alarm_rate_of_the_bound_is_the_stated_one() -> None:
-    """Looser by a factor, the bound is passed about as often as its formula says: the rate itself is too small to be counted."""
+    """A looser bound is exceeded about as often as its formula says; the stated rate is too small to be counted."""
     noise, runs, size = np.random.default_rng(2), 2000, 200
     loose = sqrt(np.log(2 / 0.05) / (2 * size))
     passed = sum(distance(noise.random(size)) > loose for _ in range(runs))
@@ -62,7 +62,7 @@ def test_the_false_alarm_rate_of_the_bound_is_the_stated_one() -> None:
 
 
 def test_the_likeliest_token_passes_its_bound_no_more_often_than_is_stated(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Chances that differ from token to token, as texts make them; and a rule that takes the likeliest too often is seen."""
+    """Probabilities differ from token to token, as in texts; and a rule that takes the likeliest token too often is detected."""
     noise, runs, size = np.random.default_rng(3), 4000, 300
     chances = noise.beta(6, 1, (runs, size))
     variances = (chances * (1 - chances)).sum(1)
@@ -106,7 +106,7 @@ def test_rules_that_keep_the_law_pass(draft: str, rule: str) -> None:
 @real
 @pytest.mark.parametrize("rule", ["lenient:lenience=0.1", *LOSSY[1:]])
 def test_lossy_rules_fail(rule: str) -> None:
-    """The power of the test, on the distribution alone: nothing greedy is compared here."""
+    """The power of the test on the distribution alone, without greedy comparisons."""
     said, found = judge(f"model:{DRAFT}", rule)
     assert said == "not lossless"
     assert found.distance > 1.2 * found.bound
@@ -263,7 +263,7 @@ def test_greedy_alone_a_rule_of_the_law_is_compared_token_by_token(monkeypatch, 
 
 
 def test_check_exits_1_where_the_law_is_not_kept(monkeypatch, capsys, models) -> None:
-    """A rule that takes the first child of every node, whatever the target says."""
+    """A rule that takes the first child of every node, whatever the target's distribution."""
     monkeypatch.setattr(NodeByNode, "trials", _gullible)
     target, draft = models
     call = ("check", target, "--draft", f"model:{draft}", "--verify", "rejection", "--max-tokens", "64", "--temperature", "1.5")
@@ -276,7 +276,7 @@ def test_check_exits_1_where_the_law_is_not_kept(monkeypatch, capsys, models) ->
 @pytest.mark.skipif(not embedded_models(), reason="the embedded weights are not part of this checkout")
 @pytest.mark.parametrize(("rule", "code"), [("typical", 1), ("rejection", 0)])
 def test_check_tells_rules_apart_that_differ_by_little(monkeypatch, capsys, rule: str, code: int) -> None:
-    """On models that have learnt: a rule that takes only what is good enough is refused, and one that keeps the law is not."""
+    """On trained models: a rule that accepts tokens above a threshold is refused, and one that keeps the law is not."""
     lossy = ("--lossy",) if code else ()
     call = ("check", "--draft", f"model:{DEFAULT}-draft,depth=3", "--verify", rule, "--max-tokens", "24", "--temperature", "1")
     assert run(monkeypatch, *call, *lossy, "--json") == code

@@ -17,9 +17,9 @@ from paceline.verifiers.base import Exactness
 
 RULES = [row.example for row in VERIFIERS.values() if Exactness.LAW in build_verifier(row.example).exactness.values()]
 SHAPES = {"chain": (5, (1, 1, 1)), "trio": (5, (3,)), "wide": (3, (3, 1)), "tree": (3, (2, 2)), "deep": (3, (2, 1, 1))}
-"""Vocabulary, and children per node of each level."""
+"""Vocabulary size, and children per node on each level."""
 FOREIGN = ("trio", "deep")
-"""Shapes of kinds that a rule serves but does not ask for, in the quick suite."""
+"""Shapes for kinds that a rule accepts but does not prefer, in the quick suite."""
 PLAIN = SamplingParams(temperature=1.0)
 SHAPED = SamplingParams(temperature=0.8, top_p=0.9, repetition_penalty=1.3, frequency_penalty=0.7, logit_bias={1: 0.5})
 STOOD_IN_FOR = Grammar(kind="regex", text="stood in for")
@@ -73,7 +73,7 @@ def keeps_the_law(rule: str, kind: Proposal, shape: str, params: SamplingParams)
 @pytest.mark.parametrize("shaping", OF_GRAMMAR)
 @pytest.mark.parametrize("rule", RULES)
 def test_a_step_under_a_grammar_has_the_law_of_the_target(rule: str, shaping: str) -> None:
-    """What the grammar allows at a node depends on the draft above it; drafts are drawn without looking at the grammar."""
+    """The mask of a node depends on the draft above it; drafts are drawn without the grammar."""
     target, draft = models(4)
     params = OF_GRAMMAR[shaping]
     for kind in (build_verifier(rule).prefers[0], Proposal.POINT):
@@ -87,7 +87,7 @@ def test_a_step_under_a_grammar_has_the_law_of_the_target(rule: str, shaping: st
 @pytest.mark.parametrize("kind", [kind for kind in Proposal if kind.drawn])
 @pytest.mark.parametrize("rule", RULES)
 def test_a_step_with_drafts_of_two_models_has_the_law_of_the_target(rule: str, kind: Proposal) -> None:
-    """Equal tokens of both stand side by side, and what either drafted behind them is drafted behind both."""
+    """Equal tokens of both are siblings, and a continuation drafted by either counts below both."""
     target, draft = models(3)
     sources = [Source(draft, kind, (2, 1)), Source(target.disturbed(1.5, seed=5), kind, (1, 1), "other")]
     found = blocks(build_verifier(rule), target, sources, PLAIN)
@@ -102,7 +102,7 @@ def test_a_step_with_drafts_of_two_models_has_the_law_of_the_target(rule: str, k
 def test_a_step_where_one_model_uses_the_budget_left_by_another_has_the_law_of_the_target(
     rule: str, kind: Proposal, same: bool
 ) -> None:
-    """How much the second drafts hangs on what the first one drew. same: it is one model under two names."""
+    """The length of the second draft depends on the tokens of the first. same: one model under two names."""
     target, draft = models(3)
     other = draft if same else target.disturbed(1.5, seed=5)
     for end in range(3):
@@ -113,7 +113,7 @@ def test_a_step_where_one_model_uses_the_budget_left_by_another_has_the_law_of_t
 
 @dataclass(frozen=True)
 class Ended(Source):
-    """Drafts nothing behind one token."""
+    """Drafts nothing behind the token `end`."""
 
     end: int = 0
 
@@ -122,7 +122,7 @@ class Ended(Source):
 
 
 class Behind(Source):
-    """Drafts no more than a room of three nodes has left."""
+    """Drafts at most the nodes that others left of three."""
 
     def beside(self, tree):
         return replace(self, widths=self.widths[: max(len(self.widths) + 1 - len(tree), 0)])
@@ -131,7 +131,7 @@ class Behind(Source):
 @pytest.mark.parametrize("kind", Proposal)
 @pytest.mark.parametrize("rule", RULES)
 def test_a_step_whose_drafts_end_behind_unlikely_tokens_has_the_law_of_the_target(rule: str, kind: Proposal) -> None:
-    """Behind an unlikely token nothing is drafted; the token itself is in the tree, so that nothing is withheld by its value."""
+    """Nothing is drafted behind an unlikely token; the token itself stays, so no token is withheld for its value."""
     target, draft = models(4)
     for widths in ((1, 1, 1), (2, 1)):
         source = Source(draft, kind, widths, floor=0.3)
@@ -152,7 +152,7 @@ def test_a_drawn_draft_cut_by_position_alone_keeps_the_law(rule: str) -> None:
 
 
 class Cut(Source):
-    """The first nodes of a tree: a budget's end may lie between siblings."""
+    """The first nodes of a tree: a budget may end between siblings."""
 
     def tree(self, sequence, dice):
         whole = super().tree(sequence, dice)

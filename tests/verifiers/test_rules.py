@@ -1,4 +1,4 @@
-"""What each rule promises beyond its law: greedy, how much is accepted, what is good enough, whose law it is."""
+"""Properties of each rule beyond its law: greedy requests, acceptance, lossy thresholds, and the law of `contrastive`."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def rows(model: TableModel, tree: DraftTree) -> torch.Tensor:
 
 
 def random_tree(size: int, stream: Random, kind: Proposal = Proposal.POINT) -> DraftTree:
-    """A tree of up to a dozen nodes; where drawn, below uniform proposals."""
+    """A tree of up to a dozen nodes; if drawn, with uniform proposals."""
     tokens, parents = [PROMPT[-1]], [-1]
     for _ in range(stream.randrange(12)):
         parent, token = stream.randrange(len(tokens)), stream.randrange(size)
@@ -58,7 +58,7 @@ def random_tree(size: int, stream: Random, kind: Proposal = Proposal.POINT) -> D
 @pytest.mark.parametrize("kind", [Proposal.POINT, Proposal.COUPLED, Proposal.IID, Proposal.WITHOUT_REPLACEMENT])
 @pytest.mark.parametrize("rule", EXACT)
 def test_greedy_every_exact_rule_gives_the_verdict_of_match(rule: str, kind: Proposal) -> None:
-    """Also where sampled requests ride in the same batch, whose verdicts do not depend on it."""
+    """Also beside sampled requests in the same batch, whose verdicts are the same as alone."""
     model, stream, verifier = TableModel(4, seed=2), Random(1), build_verifier(rule)
     for seed in range(60):
         params = [SamplingParams(), GREEDY, PLAIN][seed % 3 :]
@@ -95,7 +95,7 @@ def test_a_draft_that_is_the_target_is_always_accepted(rule: str) -> None:
 
 
 def test_equal_siblings_share_their_continuations() -> None:
-    """Two equal siblings, of which only the second goes on: its continuation counts for both."""
+    """Of two equal siblings only the second has a child, which counts for both."""
     proposal = torch.tensor([0.0, 0.0, 1.0])
     tree = DraftTree((2, 2, 2, 2), (-1, 0, 0, 2), Proposal.IID, {(0, "one"): proposal, (2, "one"): proposal}, ("", *["one"] * 3))
     logits = torch.full((4, 3), -torch.inf)
@@ -121,7 +121,7 @@ def test_a_drawn_token_without_its_proposal_is_a_fault(rule: str) -> None:
         judged(rule, sequence_of(PLAIN), impossible, torch.zeros(2, 4))
 
 
-# typical: above the lesser of epsilon and delta * exp(-entropy)
+# typical: accepts above the smaller of epsilon and delta * exp(-entropy)
 
 
 def test_typical_accepts_what_is_probable_for_how_uncertain_the_target_is() -> None:
@@ -164,7 +164,7 @@ def test_the_lossy_rules_are_greedy_in_their_limit(rule: str) -> None:
 @pytest.mark.parametrize("rule", ["multi-round", "k-seq", "spechub"])
 @pytest.mark.parametrize("kind", Proposal)
 def test_of_one_child_per_node_every_rule_for_siblings_is_rejection(rule: str, kind: Proposal) -> None:
-    """As their docstrings say, with the way out."""
+    """As their docstrings state; the whole verdict is equal."""
     model, stream = TableModel(4, sharpness=0.5, seed=3), Random(4)
     for seed in range(60):
         tokens = [PROMPT[-1], *[stream.randrange(4) for _ in range(3)]]
@@ -174,7 +174,7 @@ def test_of_one_child_per_node_every_rule_for_siblings_is_rejection(rule: str, k
         assert one == other
 
 
-# relaxed: among the best, and not far below the very best
+# relaxed: among the best tokens, and not far below the best
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0, 2.0])
@@ -199,7 +199,7 @@ def test_of_paths_that_are_good_enough_the_longest_is_taken_and_then_the_likelie
 
 
 def test_a_path_that_ends_the_text_wins_over_a_longer_less_likely_one() -> None:
-    """Nothing is drafted behind such a token: another that is less likely has children, and must not win for that."""
+    """Nothing is drafted behind such a token; a less likely one with children must not win because of them."""
     logits = torch.tensor([2.0, 1.9, 1.8, -5.0]).expand(5, 4)
     tree, sequence = DraftTree((0, 0, 1, 2, 0), (-1, 0, 0, 2, 2)), sequence_of(PLAIN)
     for rule in ("relaxed", "typical:epsilon=0.05"):
@@ -211,14 +211,14 @@ def test_a_path_that_ends_the_text_wins_over_a_longer_less_likely_one() -> None:
 
 @pytest.mark.parametrize("rule", ["relaxed", "typical:epsilon=0.05"])
 def test_an_end_that_is_merely_good_enough_ends_no_answer_before_a_longer_path(rule: str) -> None:
-    """It did, wherever a drafter put one beside the rest: then it counted as one of the longest."""
+    """An end token that was drafted beside longer paths used to win, because it counted as one of the longest."""
     logits = torch.tensor([2.0, 1.9, 1.2, -5.0]).expand(5, 4)
     tree, sequence = DraftTree((0, 2, 1, 0, 1), (-1, 0, 0, 2, 3)), sequence_of(PLAIN)
     sequence.stop_ids = frozenset({2})
     assert judged(rule, sequence, tree, logits).path == (2, 3, 4)
 
 
-# lenient: rejection with proposals that count for less
+# lenient: rejection with scaled-down proposals
 
 
 @pytest.mark.parametrize("lenience", [1.0, 0.5, 0.1])
@@ -249,7 +249,7 @@ def test_lenient_greedy_is_match_and_with_lenience_1_rejection() -> None:
 
 @pytest.mark.parametrize(("rule", "params"), [("relaxed:gap=4", SamplingParams()), ("typical:epsilon=0.02,delta=0.1", PLAIN)])
 def test_a_path_that_ends_is_taken_whether_or_not_its_end_is_drafted(rule: str, params: SamplingParams) -> None:
-    """Policies leave ends out of what the target looks at, as the row before says as much; where it is the likeliest."""
+    """Policies trim end tokens, since the row before chooses them as well; here they are the likeliest tokens."""
     model, stream, ended = TableModel(4, sharpness=0.5, seed=3), Random(5), 0
     for seed in range(300):
         tree, sequence = random_tree(4, stream).until(frozenset({3})), sequence_of(params, seed)
@@ -315,7 +315,7 @@ def test_contrastive_is_greedy_over_its_scores() -> None:
 
 
 def test_contrastive_bans_before_it_contrasts() -> None:
-    """Where the only plausible token may not be said yet, the next ones are plausible."""
+    """If the only plausible token is banned by min_tokens, the next ones are plausible."""
     params = SamplingParams(temperature=1.0, min_tokens=5, stop_token_ids=frozenset({0}))
     shown = {(0, "one"): torch.tensor([0.1, 0.3, 0.6])}
     tree = DraftTree((2,), (-1,), Proposal.POINT, shown, ("",))
@@ -324,7 +324,7 @@ def test_contrastive_bans_before_it_contrasts() -> None:
 
 
 def test_a_token_the_amateur_cannot_give_is_not_contrasted() -> None:
-    """It may have no such token, and says nothing of it then: the likelier one was passed over for it, and an answer ended."""
+    """The amateur may lack the token, and then says nothing about it: a likelier token used to lose to it, ending an answer."""
     rule = build_verifier("contrastive")
     assert isinstance(rule, Contrastive)
     target, amateur = torch.tensor([0.6, 0.3, 0.1]), torch.tensor([0.5, 0.5, 0.0])
@@ -342,9 +342,9 @@ def test_a_token_impossible_for_target_and_amateur_has_probability_0_under_contr
 
 
 def test_the_acceleration_of_speculative_contrastive_decoding() -> None:
-    """Tokens per cycle and the chance of the extra forward of the amateur, by enumeration, against the formula (METHODS 10.10).
+    """Tokens per cycle and the probability of the amateur's extra forward, by enumeration, against the formula (METHODS 10.10).
 
-    Every context is alike, so acceptance is one number: the share of the contrastive law that the amateur covers.
+    All contexts are equal, so acceptance is one number: the share of the contrastive law that the amateur covers.
     """
     target, amateur = TableModel(4, sharpness=0.8, seed=1), TableModel(4, sharpness=0.8, seed=2)
     for model in (target, amateur):
@@ -379,7 +379,7 @@ def test_every_rule_declares_its_exactness_by_kind() -> None:
 def test_the_host_chooses_where_the_device_kernel_fails(
     error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A failure is told once, and the kernel not tried again; want of memory may pass."""
+    """A failure is logged once, and the kernel is not tried again; out of memory may be temporary."""
 
     class Choices:
         def __init__(self, *_: object) -> None:
@@ -404,7 +404,7 @@ def test_the_host_chooses_where_the_device_kernel_fails(
 
 
 def test_a_block_does_not_ask_what_follows_a_token_that_cannot_pass() -> None:
-    """What the target says there may be no number, and plain decoding would never have come there."""
+    """The target's logits there may be NaN, and plain decoding would never compute them."""
     logits = torch.zeros(3, 4)
     logits[0, 2], logits[1:] = -torch.inf, torch.nan
     tree = DraftTree.chain(0, [2, 1], "drawn", Proposal.POINT)

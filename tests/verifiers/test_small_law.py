@@ -1,4 +1,4 @@
-"""What `check` does beside decoding: verifiers on four tokens, and drafted tokens against what was recorded of them."""
+"""Further checks of `check`: verifiers on four tokens, and drafted tokens against their recorded distributions."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_rules_that_keep_the_law_pass_the_check_on_four_tokens(rule: str, monkey
 
 
 class Residual(NodeByNode):
-    """Leaves of the target what is not the rejected token, as if that had been no draw."""
+    """Removes the rejected token from the target's distribution, as if it had not been drawn."""
 
     name = "residual"
     prefers = (Proposal.IID, Proposal.POINT)
@@ -51,7 +51,7 @@ class Residual(NodeByNode):
 
 
 class Generous(NodeByNode):
-    """Accepts a little too often."""
+    """Accepts slightly too often."""
 
     name = "generous"
     prefers = (Proposal.IID, Proposal.POINT)
@@ -68,7 +68,7 @@ class Generous(NodeByNode):
 
 @pytest.mark.parametrize("verifier", [Residual(), Generous()])
 def test_rules_that_break_the_law_fail_the_check_on_four_tokens(verifier: NodeByNode) -> None:
-    """Both pass for lossless in a vocabulary of thousands."""
+    """In a vocabulary of thousands both pass as lossless."""
     assert not small_fit(verifier, Proposal.IID, ALARM / 2).holds
 
 
@@ -133,13 +133,13 @@ DRAWING = [
     for example in drafter.examples
     if any(Proposal[kind].drawn for kind in row["proposals"].split(", ")) and "tree=dynamic" not in example
 ]
-"""Dynamic trees are refused to verifiers that ask for draws (`test_registry`)."""
+"""Dynamic trees are refused for verifiers that want drawn tokens (`test_registry`)."""
 
 
 @pytest.mark.parametrize("rule", [rule for rule in LAW if build_verifier(rule).prefers[0].drawn])
 @pytest.mark.parametrize("spec", DRAWING)
 def test_every_drafter_that_draws_records_what_it_drew_from(spec: str, rule: str, pair: tuple[str, str]) -> None:
-    """And the target keeps its distribution behind it. Under `match`, as in all other tests of drafters, nothing is drawn."""
+    """And the target keeps its distribution behind such drafts. Under `match`, used in most drafter tests, nothing is drawn."""
     target, draft = pair
     llm = LLM(target, spec.format(draft=draft), verify=rule)
     params = SamplingParams(temperature=1.0, max_tokens=100, ignore_eos=True)

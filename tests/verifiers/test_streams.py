@@ -1,4 +1,4 @@
-"""The rules with their real dice, in the real loop: three tokens per seed against the enumerated distribution of the target.
+"""The rules with their real random draws, in the real loop: three tokens per seed against the target's enumerated law.
 
 Joint chi-square and mean log-probability of 2,000 seeds a case (40,000 under the marker `full`), false-alarm rate 1e-6 each.
 """
@@ -68,7 +68,7 @@ CASES: dict[str, tuple[str, Drafter]] = {
     "block, a real drafter": ("block", model(Proposal.IID, depth=3)),
 }
 COUPLED = ["rejection", "multi-round", "k-seq", "spechub", "block"]
-"""Drafts made with the position's noise, at the same position step after step: no rule may notice."""
+"""Rules tested with drafts made from the position's noise, at the same position in every step: no law may change."""
 
 
 @cache
@@ -94,7 +94,7 @@ def test_three_tokens_drafted_with_the_noise_of_match_have_the_joint_law_of_the_
 @pytest.mark.parametrize("branching", [Branching.CHAIN, Branching.TREE])
 @pytest.mark.parametrize("rule", ["rejection", "block"])
 def test_choosing_between_a_drawn_chain_and_a_point_mass_keeps_the_law(rule: str, branching: Branching) -> None:
-    """Where only one of both can be verified the likelier one is kept; how likely a drawn one is depends on what was drawn."""
+    """Where only one of both can be verified, the likelier is kept; a drawn draft's likelihood depends on its drawn tokens."""
     target = TableModel(5, sharpness=1.3, seed=8, branching=branching)
     drafter = MergedDrafter([draft(Proposal.POINT, (1, 1), "found", 2), model(Proposal.IID, depth=2)])
     with bulk():
@@ -111,7 +111,7 @@ def test_a_trimming_policy_does_not_change_the_law_of_drawn_drafts(case: str) ->
 
 @pytest.mark.parametrize("kind", [Proposal.IID, Proposal.WITHOUT_REPLACEMENT])
 def test_contrastive_draws_from_its_own_law(kind: Proposal) -> None:
-    """The first three tokens of six: the last ones may be asked of the target alone."""
+    """The first three tokens of six: near the end a step may have no draft, and then the law is the target's."""
     amateur, params, law = MODEL.disturbed(0.8), SamplingParams(temperature=0.8), dict[Outcome, float]()
     for outcome in itertools.product(range(5), repeat=3):
         law[outcome] = 1.0
@@ -134,7 +134,7 @@ def test_three_tokens_have_the_joint_law_of_the_target_at_length(case: str) -> N
 
 
 def test_a_token_of_thousands_is_drawn_by_its_probability() -> None:
-    """Uneven ones, with stretches of nothing in between and behind."""
+    """Uneven probabilities, with runs of zeros in between and at the end."""
     probs = torch.randn(2_000, generator=torch.Generator().manual_seed(3)).abs().pow(4).double().numpy()
     probs[300:1100], probs[1900:] = 0.0, 0.0
     probs /= probs.sum()
@@ -145,7 +145,7 @@ def test_a_token_of_thousands_is_drawn_by_its_probability() -> None:
 
 @pytest.mark.parametrize("kind", [kind for kind in Proposal if kind.drawn])
 def test_siblings_have_the_joint_law_of_their_kind(kind: Proposal) -> None:
-    """In the order of their draws, 10,000 seeds; independent of what stands at other nodes and of other sources."""
+    """In the order of their draws, 10,000 seeds."""
     probs = torch.tensor([0.45, 0.3, 0.05, 0.2])
     law: dict[Outcome, float] = {}
     for first, chance in enumerate(probs.double().tolist()):
@@ -166,7 +166,7 @@ def test_siblings_have_the_joint_law_of_their_kind(kind: Proposal) -> None:
 
 @pytest.mark.parametrize("rule", ["rejection", "multi-round", "k-seq", "block"])
 def test_an_earlier_answer_of_the_same_seed_is_no_better_a_draft_than_another(rule: str) -> None:
-    """What was drawn then must say nothing of what is drawn now."""
+    """Draws of the first answer must be independent of draws of the second."""
     verifier, found = build_verifier(rule), []
     for seed in range(3_000):
         asked = [Sequence(key, (1, 2), SamplingParams(temperature=1.0), seed) for key in (0, 1)]
@@ -205,7 +205,7 @@ def test_equal_seeds_draw_equal_tokens_again() -> None:
 @pytest.mark.parametrize("rule", ["rejection", "multi-round", "k-seq", "block"])
 @pytest.mark.parametrize("brought", [{"reference": True}, {"read_texts": 7}, {"prompt": (2, 2)}])
 def test_an_earlier_answer_of_another_engine_is_no_better_a_draft_than_another(rule: str, brought: dict[str, Any]) -> None:
-    """There its request had the same number, and what it drafts from now is a reference, a file, or in the prompt."""
+    """There the request had the same number; here its answer is drafted from a reference, a file, or the prompt."""
     verifier, found = build_verifier(rule), []
     for seed in range(3_000):
         (first,) = verifier([Sequence(0, (1, 2), PARAMS, seed)], [DraftTree.root(2)], [torch.zeros(1, 3)])
@@ -229,4 +229,4 @@ def test_drafters_that_have_read_other_texts_are_told_apart(tmp_path: Path) -> N
 
     for method in ("unigram:file={file}", "bigram:file={file}", "reference:file={file}", "ngram+reference:file={file}"):
         assert 0 < told(method, "abab") == told(method, "abab") != told(method, "abba")
-    assert told("ngram", "") == 0, "it reads nothing but requests"
+    assert told("ngram", "") == 0, "it reads only requests"

@@ -1,4 +1,4 @@
-"""Arithmetic of rows against torch in float64, at lengths that fill registers and that do not."""
+"""Arithmetic of rows against torch in float64, at lengths that are multiples of the register size and others."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_norms(count: int, size: float) -> None:
     call(LAYER_NORM, row, weight, bias, count=count, number=1e-5, out=out)
     wanted = functional.layer_norm(row.double(), (count,), weight.double(), bias.double(), 1e-5)
     assert torch.allclose(out.double(), wanted, rtol=1e-4, atol=1e-5)
-    # as a head's norm is; the compiler has other code for rows that overlap, and its last bits may differ
+    # in place, as for a head's norm; the compiler generates other code for overlapping rows, whose last bits may differ
     call(LAYER_NORM, row, weight, bias, count=count, number=1e-5, out=row)
     assert torch.allclose(row.double(), wanted, rtol=1e-4, atol=1e-5)
 
@@ -95,7 +95,7 @@ def test_softmax_and_caps(count: int, size: float) -> None:
 
 @pytest.mark.parametrize("count", LENGTHS)
 def test_scores_that_are_not_seen_weigh_nothing(count: int) -> None:
-    """A row filled up to whole registers has the sum it would have without."""
+    """A row padded to whole registers has the same sum as without padding."""
     row, total = torch.full((count + 64,), torch.nan), torch.empty(1)
     row[:count] = numbers(count)
     call(FILLED, row, count=count, more=count + 64, number=-3e38)
@@ -108,7 +108,7 @@ def test_scores_that_are_not_seen_weigh_nothing(count: int) -> None:
 @pytest.mark.parametrize("rows", range(1, MOST_ROWS + 1))
 @pytest.mark.parametrize("blocks", [1, 3])
 def test_rows_are_turned(rows: int, blocks: int) -> None:
-    """Whatever the number of rows, with a stride; and nothing is written behind the end."""
+    """For any number of rows, with a stride; and nothing is written past the end."""
     source = numbers((LANES * blocks + 5) * rows).view(rows, -1)
     target = torch.full(((LANES * blocks + 1) * rows + LANES,), -7.0)
     call(TURNED, source, source.stride(0) * 4, count=rows, more=blocks, out=target)

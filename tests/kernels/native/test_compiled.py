@@ -1,4 +1,4 @@
-"""Kernels on disk: made in processes of their own, whole or not read, and run without the compiler."""
+"""Kernels on disk: compiled in separate processes, read only if intact, and run without the compiler."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SAID = "compiling kernels for this processor"
 
 @pytest.fixture
 def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """An empty folder for kernels, used as long as the test runs."""
+    """An empty folder for kernels, used during the test."""
     monkeypatch.setenv(cache_folder.VARIABLE, str(tmp_path))
     cache_folder.folders.cache_clear()
     yield tmp_path
@@ -37,7 +37,7 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def defined(monkeypatch: pytest.MonkeyPatch, function: Callable[..., Any], **arguments: str) -> CompiledFunction:
-    """A function, compiled in this process."""
+    """A function compiled in this process."""
     module = ModuleType("paceline.kernels.of_a_test")
     module.it = function  # pyright: ignore[reportAttributeAccessIssue]
     monkeypatch.setitem(sys.modules, module.__name__, module)
@@ -61,14 +61,14 @@ def test_compiling_is_told_and_reading_from_disk_is_not(kept: Path) -> None:
         assert (ran.returncode, ran.stdout.split()) == (0, ["True", "True", "False"]), ran.stderr
         assert (SAID in ran.stderr) == told
     assert len([*kept.glob("*.o")]) == 2
-    assert len([*kept.iterdir()]) == 2, "nothing else is left"
+    assert len([*kept.iterdir()]) == 2, "no other file is left"
 
 
 def test_code_that_another_installation_writes_meanwhile_is_not_run(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write = compiled.write
 
     def both_write(kernel: Kernel, code: bytes, folder: Path) -> None:
-        """The other one has sources of its own, and is a little later."""
+        """The other installation has other sources, and writes slightly later."""
         write(kernel, code, folder)
         with monkeypatch.context() as other:
             other.setattr(compiled, "SOURCES", "others")
@@ -116,7 +116,7 @@ def test_a_damaged_or_outdated_kernel_file_is_recompiled(kept: Path, damage: str
         file.unlink()
     ran = run("from paceline.kernels.native.entries import IDLE; print(IDLE.address > 0)")
     assert ran.stdout.strip() == "True", ran.stderr
-    assert file.read_bytes() == whole, "the same code is made of the same sources"
+    assert file.read_bytes() == whole, "equal sources give equal code"
 
 
 def test_several_are_compiled_side_by_side_and_each_once(
@@ -155,7 +155,7 @@ def test_a_missing_or_failing_python_for_the_compiler_is_named_in_the_error(
     kept: Path, monkeypatch: pytest.MonkeyPatch, python: str | None, why: str
 ) -> None:
     for _ in range(3):
-        # whether it ends before or behind what it is told
+        # whether it ends before or after reading its input
         monkeypatch.setattr(sys, "executable", python)
         with pytest.raises(CompileError, match=why):
             ready([Kernel(IDLE.name)])
@@ -207,7 +207,7 @@ def test_every_command_shows_log_messages_of_level_info(monkeypatch: pytest.Monk
 
 
 def test_a_run_imports_no_compiler() -> None:
-    """It takes seventy megabytes, and a third of a start."""
+    """The compiler takes seventy megabytes, and a third of the start time."""
     code = (
         "import sys; from paceline import LLM, SamplingParams\n"
         "llm = LLM(draft='ngram+suffix+recycle')\n"
@@ -241,7 +241,7 @@ def test_arrays_and_numbers_arrive_as_they_are(kept: Path, monkeypatch: pytest.M
     call.record.whole = -7
     assert call() == -7 + 40 + 300 + 2000 + 240000
     call.give(table=np.full((3, 1), 2, np.int32))
-    assert call() == -7 + 20 + 100 + 3000 + 240000, "the others are as they were"
+    assert call() == -7 + 20 + 100 + 3000 + 240000, "the other arguments are unchanged"
 
 
 @pytest.mark.parametrize("table", [np.zeros((2, 2)), np.zeros(2, np.int32), np.zeros((2, 4), np.int32)[:, ::2]])
@@ -266,7 +266,7 @@ def test_an_exception_in_compiled_code_raises_runtime_error(kept: Path, monkeypa
 def test_kernels_are_read_wherever_they_lie_and_written_where_that_is_possible(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """No folder can be made below a file, whoever asks."""
+    """No folder can be created below a file, whatever the user's permissions."""
     (tmp_path / "file").touch()
     shut, full, free = tmp_path / "file" / "below", tmp_path / "full", tmp_path / "free" / "below"
     monkeypatch.setattr(compiled, "folders", lambda: (shut, free))
@@ -275,7 +275,7 @@ def test_kernels_are_read_wherever_they_lie_and_written_where_that_is_possible(
         free.rename(full)
         monkeypatch.setattr(compiled, "folders", lambda: (shut, free, full))
         ready([Kernel(IDLE.name)])
-    assert len(caplog.messages) == 1, "it was there the second time"
+    assert len(caplog.messages) == 1, "the second time it was read from disk"
     assert not free.exists()
     monkeypatch.setattr(compiled, "folders", lambda: (shut,))
     caplog.clear()
@@ -303,7 +303,7 @@ def test_the_folders_are_the_one_that_is_named_or_beside_the_sources_and_the_use
 def test_a_model_whose_kernels_cannot_be_compiled_does_not_fall_back_to_another_backend(
     kept: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The other backend would hold it in another precision, and say other words."""
+    """The other backend would hold the model in another precision, and generate other texts."""
     ran = run(
         "import sys\nfrom paceline import LLM\nsys.executable = '/nothing'\n"
         "try:\n    LLM(draft='none')\nexcept Exception as error:\n    print(type(error).__name__, error)"

@@ -1,4 +1,4 @@
-"""Fewer threads while steps mostly wait, all of them again when they no longer do, and the same bits all along."""
+"""Fewer threads while threads mostly wait for cores, all of them once they no longer do, and the same bits throughout."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from paceline.params import SamplingParams
 
 
 class Machine:
-    """A clock, and steps of a millisecond. cores: threads that find a core; with more of them a step is five times as long, four
-    parts of which are lost.
+    """A clock, and steps of a millisecond. cores: threads that get a core; with more threads a step takes five times as long,
+    four fifths of it lost.
     """  # fmt: skip
 
     def __init__(self, cores: int) -> None:
@@ -21,7 +21,7 @@ class Machine:
         self.contention = Contention(lambda: self.seconds)
 
     def ran(self, threads: int, seconds: float) -> list[int]:
-        """How many threads each step of so many seconds ran on."""
+        """The thread count of each step during `seconds` seconds."""
         counts, end = [], self.seconds + seconds
         while self.seconds < end:
             count = self.contention.allowed(threads)
@@ -55,7 +55,7 @@ def test_all_threads_run_again_when_the_machine_is_free() -> None:
     machine.cores = 16
     machine.ran(16, 10)
     assert set(machine.ran(16, 1)) == {16}
-    # what was learnt of the busy time is forgotten
+    # what was learnt while the machine was busy is forgotten
     machine.cores = 8
     machine.ran(16, 0.1)
     machine.cores = 16

@@ -1,4 +1,4 @@
-"""Drafting draws with the very numbers of `paceline.noise`: the same hash, the same choice."""
+"""Drafting draws with exactly the numbers of `paceline.noise`: the same hash, the same choice."""
 
 from __future__ import annotations
 

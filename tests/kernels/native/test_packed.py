@@ -1,4 +1,4 @@
-"""Packed: the bytes of a format, from whatever floats a matrix has and on any number of threads."""
+"""Packed: the bytes of a format, from a matrix of any float type and on any number of threads."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ OUTPUTS, INPUTS = 2 * PANEL + 5, 3 * GROUP + 7
 
 
 def numbers(*shape: int) -> torch.Tensor:
-    """Sizes that differ by orders of magnitude, some that lie in the middle of two whole numbers, and zeros."""
+    """Numbers of very different sizes, some of them halfway between two integers, and zeros."""
     found = torch.randn(*shape, generator=torch.Generator().manual_seed(4)) * torch.logspace(-4, 2, shape[0])[:, None]
     found[:, 0], found[:, 1], found[-1] = 127.0, 2.5, 0.0
     return found
 
 
 def laid_out(weight: torch.Tensor, form: Format) -> torch.Tensor:
-    """uint8 [panels, panel_bytes], by torch: words after words, of each the inputs that share one, of all outputs of a panel."""
+    """uint8 [panels, panel_bytes], by torch: word after word, each for all outputs of a panel, with the inputs sharing a word."""
     outputs, inputs = weight.shape
     panels, wide = -(-outputs // PANEL), form.padded(inputs)
     full = torch.zeros(panels * PANEL, wide)
@@ -35,7 +35,7 @@ def laid_out(weight: torch.Tensor, form: Format) -> torch.Tensor:
         groups = (groups / scales[0].float()).round().clamp(-largest - (form.bits == 4), largest) + form.excess
     kind = PLAIN.get(form.name, torch.uint8 if form.excess else torch.int8)
     if form.bits == 4:
-        # of eight inputs every other one, from the lowest nibble up, in the lower half of a word; the rest in the upper half
+        # of eight inputs the even ones fill the lower half of a word, from the lowest nibble up; the odd ones the upper half
         words = groups.long().unflatten(-2, (-1, 8))
         halves = [sum(words[..., 2 * at + odd, :] << 4 * at for at in range(4)) for odd in (0, 1)]
         laid = (halves[0] | halves[1] << 16).to(torch.int32)
@@ -63,7 +63,7 @@ def test_strided_matrices_are_packed_like_contiguous_ones(name: str) -> None:
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("value", [torch.inf, torch.nan])
 def test_a_weight_that_is_not_finite_makes_its_output_not_finite(name: str, value: float) -> None:
-    """Nor is what no scale can hold taken for something smaller."""
+    """Nor is a value too large for any scale replaced by a smaller one."""
     weight = numbers(PANEL, INPUTS)
     weight[3, 40] = value
     found = multiplied(pack(weight, FORMS[name]), torch.ones(1, INPUTS))[0]

@@ -1,4 +1,4 @@
-"""Products: what the packed weights stand for times the activations, with the same bits for a row whatever is beside it."""
+"""Products: represented weights times activations, with the same bits for a row in any batch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from represented import represented
 
 SIZES = [(PANEL, GROUP), (3 * PANEL, 2 * GROUP), (2 * PANEL + 5, 3 * GROUP + 7), (1, 1), (PANEL - 1, 100), (5 * PANEL, 40)]
 SIZES += [(PANEL, SUMMED), (7, 2 * SUMMED + 70)]
-"""Outputs and inputs: one panel, an odd number of panels, sizes that are no multiples of anything, and sums in several parts."""
+"""Outputs and inputs: one panel, an odd number of panels, sizes that are multiples of nothing, and sums in several parts."""
 
 
 def highest(name: str) -> int:
@@ -31,7 +31,7 @@ def numbers(*shape: int, seed: int = 0) -> torch.Tensor:
 
 
 def matrix(name: str, outputs: int, inputs: int) -> tuple[Packed, torch.Tensor]:
-    """A packed matrix, and what it stands for. Its rows differ in size by orders of magnitude, as those of models do."""
+    """A packed matrix, and the values it represents. Its rows differ in size by orders of magnitude, as in real models."""
     weight = numbers(outputs, inputs) * torch.logspace(-2, 1, outputs)[:, None]
     return pack(weight, FORMS[name]), represented(weight, FORMS[name])
 
@@ -45,7 +45,7 @@ def test_a_product_is_that_of_the_represented_weights(name: str, outputs: int, i
         got = multiplied(packed, rows)
         read = as_read(rows, packed.form).double()
         wanted = read @ weight.double().T
-        # of sums of magnitudes: what rounding in float32 may differ by
+        # the rounding error of float32 is relative to the sum of magnitudes
         scale = read.abs() @ weight.double().abs().T
         assert bool(((got[:, :outputs] - wanted).abs() <= 1e-5 * scale + 1e-12).all())
         assert not got[:, outputs:].any(), "padding is zero"
@@ -80,15 +80,15 @@ def test_a_product_of_some_panels_leaves_other_panels_alone(name: str, count: in
         multiplied(packed, rows, outputs=parts, panels=(low, high))
         outside = torch.ones(5 * PANEL, dtype=torch.bool)
         outside[low * PANEL : high * PANEL] = False
-        assert torch.equal(parts[:, outside], before[:, outside]), "other panels are left alone"
+        assert torch.equal(parts[:, outside], before[:, outside]), "other panels are unchanged"
     assert torch.equal(parts, whole)
 
 
 @pytest.mark.parametrize("name", [name for name in FORMATS if not FORMS[name].scaled_once])
 @pytest.mark.parametrize("count", sorted({1, min(7, MOST_ROWS), min(8, MOST_ROWS), MOST_ROWS}))
 def test_a_sum_may_be_left_off_and_continued(name: str, count: int) -> None:
-    """Bit for bit: attention over a prefix and then over a tree is one sum. The cut is at a group, where a scale ends; one scale
-    for all inputs leaves nothing to cut."""
+    """Bit for bit: attention over a prefix and then over a tree is one sum. It is cut between groups, where a scale ends; a
+    format with one scale for all inputs cannot be cut."""
     weight = numbers(2 * PANEL, 4 * GROUP)
     rows = numbers(count, 4 * GROUP, seed=1)
     whole = multiplied(pack(weight, FORMS[name]), rows)
@@ -111,7 +111,7 @@ def test_a_product_scaled_once_may_begin_with_what_is_there(name: str, count: in
 @pytest.mark.parametrize("inputs", [SUMMED - 1, SUMMED, SUMMED + 1, 2 * SUMMED + 70])
 @pytest.mark.parametrize("name", ["int8", "int4", "w8a8"])
 def test_the_largest_possible_products_do_not_overflow(name: str, inputs: int) -> None:
-    """Ones everywhere, of either sign: every product is the largest there is, and so is every sum."""
+    """Ones of either sign everywhere: all products and sums have the largest possible magnitude."""
     weight = torch.ones(3, inputs)
     weight[1] = -1
     weight[2, ::2] = -1
@@ -145,7 +145,7 @@ def test_activations_become_the_nearest_whole_numbers(name: str) -> None:
 
 @pytest.mark.parametrize("count", sorted({min(count, MOST_ROWS) for count in (3, 7, 8, 10)}))
 def test_float32_sums_are_continued_at_any_input(count: int) -> None:
-    """The tiles read as many inputs as they are told, as attention needs: it has no groups."""
+    """Tiles read exactly the number of inputs given, as attention needs: it has no groups."""
     weight, rows = numbers(PANEL, 45), numbers(count, 45, seed=1)
     whole, sums = multiplied(pack(weight, FORMS["fp32"]), rows), None
     for low, high in ((0, 7), (7, 8), (8, 45)):
@@ -167,7 +167,7 @@ def test_a_product_is_added_in_one_rounding(name: str, count: int) -> None:
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_packed_weights_equal_the_represented_weights(name: str) -> None:
-    """A row that is 1 at one input reads a column of the weights; whole numbers read it exactly too, for 1 is the largest."""
+    """A row with a single 1 reads a column of the weights, exactly even after quantization, since 1 is its largest value."""
     packed, weight = matrix(name, PANEL + 3, GROUP + 2)
     for first in range(0, packed.inputs, MOST_ROWS):
         ones = torch.eye(packed.inputs)[first : first + MOST_ROWS]
@@ -181,7 +181,7 @@ def test_packed_weights_equal_the_represented_weights(name: str) -> None:
 
 @pytest.mark.parametrize("size", [1.0, 1e-2, 1e-3, 3e-4])
 def test_small_weights_lose_no_more_than_large_ones(size: float) -> None:
-    """The scales of small ones are subnormal in float16; whole numbers are those of the rounded scale."""
+    """Their scales are subnormal in float16; quantized values are computed with the rounded scale."""
     weight = numbers(64, 8 * GROUP)
 
     def lost(name: str, weight: torch.Tensor) -> float:
@@ -216,7 +216,7 @@ def test_more_bytes_than_32_bits_can_sum_are_refused() -> None:
 
 @pytest.mark.parametrize("name", ["int8", "int4"])
 def test_activations_of_16_bits_lose_less_than_halves(name: str) -> None:
-    """Also where one is a thousand times those that share its scale, as in models that have outliers: less than bfloat16."""
+    """Half precision: float16 for even rows, bfloat16 where one activation is a thousand times larger, as outliers are."""
     weight = numbers(2 * PANEL, 8 * GROUP)
     packed, meant = pack(weight, FORMS[name]), represented(weight, FORMS[name]).double()
     even, uneven = numbers(4, 8 * GROUP), numbers(4, 8 * GROUP)
@@ -245,7 +245,7 @@ def test_groups_of_zeros_and_of_tiny_and_huge_numbers(name: str) -> None:
 
 
 def test_slices_of_a_large_matrix_are_packed_alike() -> None:
-    """More panels than are packed at a time, and the last of them not full."""
+    """More panels than are packed at a time, the last one not full."""
     weight = numbers(33 * PANEL + 9, GROUP)
     packed = pack(weight, FORMS["int8"])
     for panel in (0, 31, 32, 33):
@@ -255,7 +255,7 @@ def test_slices_of_a_large_matrix_are_packed_alike() -> None:
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_rows_that_have_no_room_beside_a_panel_walk_it_in_blocks(name: str) -> None:
-    """Where reading still takes as long as multiplying."""
+    """The formats whose products are bound by memory bandwidth."""
     most = most_rows(VECTORS)
     tall_rows = [rows for rows in range(1, MOST_ROWS + 1) if tall.suits(FORMS[name], rows)]
     assert tall_rows == ([] if name in ("int8", "int4") else [*range(most + 1, 5 * most // 3 + 1)])
@@ -264,7 +264,7 @@ def test_rows_that_have_no_room_beside_a_panel_walk_it_in_blocks(name: str) -> N
 @pytest.mark.parametrize("pages", [1, 4])
 @pytest.mark.parametrize("name", FORMATS)
 def test_every_tile_fetches_whole_turns_of_pages(name: str, pages: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As Intel's processors have them, whatever this one is: `lines_in_turn` would refuse others."""
+    """For processors like Intel's, whatever this one is: `lines_in_turn` would refuse the others."""
     for module in (ahead, tiles):
         monkeypatch.setattr(module, "PAGES", pages)
     module = ir.Module()

@@ -1,4 +1,4 @@
-"""Siblings that are drawn are never withheld, however close another token came: drafts that are picked over keep no law."""
+"""Drawn siblings are never withheld, however close another token came: selecting among draws would change the law."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _called() -> Any:
 
 
 def chosen(row: np.ndarray, choice: int, wanted: int) -> list[int]:
-    """Children of a root, all noise of which comes from one seed."""
+    """Children of a root; all noise comes from one seed."""
     owner, streams = np.zeros(1, OWNER), np.full(wanted, SEED)
     for name, value in (("temperature", 1.0), ("top_p", 1.0), ("log_min_p", -np.inf), ("seed", SEED), ("length", LENGTH)):
         owner[name] = value
@@ -65,5 +65,5 @@ def test_drawn_siblings_are_not_withheld_where_two_tokens_nearly_tie(wanted: int
     tied, apart = (np.array([0.0, first - second + lead, -30.0], np.float32) for lead in (0.0, 0.5))
     for choice in (COUPLED, INDEPENDENT, REPLACED, PAIRED):
         assert len(chosen(apart, choice, wanted)) == wanted
-        # what the target is to choose itself is left to sums that it can tell for sure
+        # a coupled choice in a near tie is left undecided, for exact sums
         assert len(chosen(tied, choice, wanted)) == (0 if choice == COUPLED else wanted)

@@ -1,4 +1,4 @@
-"""The pool runs every part exactly once, all of them at the same time, however it is called."""
+"""The pool runs every part exactly once, all of them concurrently, however it is called."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ROUNDS = 3
 
 
 def _meeting(sources: str) -> Any:
-    """Record: threads, the barrier's counter, then per thread how often its part ran, and how many it met."""
+    """Record: threads, the barrier's counter, then per thread its number of runs, and of arrivals it saw."""
 
     def meet(thread, address):
         _ = sources
@@ -72,7 +72,7 @@ def test_the_number_of_threads_may_change() -> None:
 
 
 def test_workers_wake_from_sleep() -> None:
-    """They spin for less than a few milliseconds; a call after that finds them asleep."""
+    """Workers spin for less than a few milliseconds; a later call finds them asleep."""
     pause = ctypes.CDLL(None).usleep
     for _ in range(5):
         pause(20_000)
@@ -80,7 +80,7 @@ def test_workers_wake_from_sleep() -> None:
 
 
 def _lateness(sources: str) -> Any:
-    """Record: which thread stays away from its core for how many microseconds."""
+    """Record: which thread sleeps, for how many microseconds."""
     pause = types.ExternalFunction("usleep", types.int32(types.uint32))
 
     def late(thread, address):
@@ -111,7 +111,7 @@ def test_two_callers_take_turns() -> None:
 
 
 def test_two_callers_that_come_first_share_one_pool(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Workers hold no more than the address of their pool: one that is made and dropped leaves them reading freed memory."""
+    """Workers keep only the address of their pool: with a pool that was created and dropped they would read freed memory."""
     made = []
 
     class Slow:
@@ -146,7 +146,7 @@ def test_where_no_more_threads_can_be_started_those_that_there_are_do(started: i
     with pytest.raises(RuntimeError, match=f"no more than {1 + started} of 4 threads can be started"):
         met(4)
     assert met(1 + started, calls=3)
-    assert len(begun) == started, "nobody tries again"
+    assert len(begun) == started, "starting threads is not retried"
     assert granted(1 + started) == 1 + started
 
 
@@ -154,11 +154,11 @@ def test_where_no_more_threads_can_be_started_those_that_there_are_do(started: i
 def test_a_forked_process_has_a_pool_of_its_own() -> None:
     assert met(THREADS[-1])
     with warnings.catch_warnings():
-        # newer Pythons warn of any fork beside threads
+        # newer Pythons warn of any fork in a process with threads
         warnings.simplefilter("ignore")
         child = os.fork()
     if child == 0:
-        # a worker that is not there would be waited for without end
+        # a missing worker would be waited for forever
         ctypes.CDLL(None).alarm(20)
         os._exit(0 if met(THREADS[-1], calls=20) else 1)
     assert os.waitpid(child, 0)[1] == 0

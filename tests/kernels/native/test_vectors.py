@@ -18,7 +18,7 @@ from paceline.kernels.native import vectors
 def test_vectors_are_part_of_the_arm_architecture_also_where_no_feature_is_listed(
     monkeypatch: pytest.MonkeyPatch, triple: str, features: set[str]
 ) -> None:
-    """On macOS LLVM lists none."""
+    """On macOS LLVM lists no features."""
     monkeypatch.setattr(vectors, "_listed", str)
     monkeypatch.setattr(vectors, "_triple", lambda: triple)
     machine = vectors._detected()
@@ -26,7 +26,7 @@ def test_vectors_are_part_of_the_arm_architecture_also_where_no_feature_is_liste
 
 
 def test_the_environment_of_an_application_stays_as_it_is() -> None:
-    """Numba code of its own, and that of its children, is compiled as ever. Whoever is told compiles for the same."""
+    """So Numba code of the application and of its children is compiled as before. NUMBA_VARIABLES passes the target on."""
     script = (
         "import os; before = dict(os.environ)\n"
         "from paceline.kernels.native.vectors import NUMBA_VARIABLES, TARGET\n"

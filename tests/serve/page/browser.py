@@ -1,4 +1,4 @@
-"""A real Chromium without a screen, cut off from every network but this machine's loopback."""
+"""A real headless Chromium without any network but this machine's loopback."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ needs_chromium = pytest.mark.skipif(
 
 
 class Browser:
-    """One tab. Times out after a few seconds, with what was waited for."""
+    """One tab. Waiting fails after some seconds, naming the expression waited for."""
 
     def __init__(self, driver: webdriver.Chrome, address: str) -> None:
         self.driver, self.address = driver, address
@@ -79,11 +79,11 @@ class Browser:
         field.send_keys(text)
 
     def complaints(self) -> list[str]:
-        """What the console said since it was last asked."""
+        """Console messages since the last call."""
         return [entry["message"] for entry in self.driver.get_log("browser")]
 
     def requested(self) -> list[str]:
-        """Every address the tab has asked for so far, but for those of the browser's own new tab."""
+        """All addresses requested by the tab so far, except those of the browser's own new tab."""
         for entry in self.driver.get_log("performance"):
             message = json.loads(entry["message"])["message"]
             if message["method"] == "Network.requestWillBeSent":

@@ -1,4 +1,4 @@
-"""The page over a service of words, in one browser for all tests of this folder."""
+"""The page over `WordService`, in one browser for all tests of this folder."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def service() -> WordService:
 
 @pytest.fixture(scope="package")
 def tab(service: WordService, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    # only here, since the tests of the files need no browser
+    # imported only here, since the tests of files need no browser
     from serve.page.browser import browsing
 
     app = application(one(service, Settings()) for one in ROUTERS)
@@ -48,7 +48,7 @@ def tab(service: WordService, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 @pytest.fixture
 def opened(tab: Browser, service: WordService) -> Iterator[Browser]:
-    """The page as it opens. Afterwards: the console said nothing, and every request stayed on the origin."""
+    """The opened page. Afterwards: the console is empty, and every request went to the page's origin."""
     from serve.page.live import READY
 
     service.reset()

@@ -1,4 +1,4 @@
-"""What the tests do with the page, and what they wait for."""
+"""Actions on the page, and waiting for their results."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def generate(tab: Browser, tokens: int = 40, *, wait: bool = True, **ticked: boo
 
 
 def shown(tab: Browser, run: int = 0) -> str:
-    """The text as a reader has it: without what was drafted in vain."""
+    """The visible text of an answer, without rejected drafts."""
     return tab.js(
         "(() => { const text = document.querySelectorAll('.text')[arguments[0]].cloneNode(true);"
         " for (const ghost of text.querySelectorAll('.anchor')) ghost.remove(); return text.textContent; })()",

@@ -100,7 +100,7 @@ def test_refusals_are_one_sentence(opened: Browser, service: WordService):
     generate(opened, 20, wait=False)
     opened.until("!document.getElementById('error').hidden")
     assert opened.text("#error") == "The queue is full; try again in 2 seconds."
-    # the browser itself notes that a request failed
+    # the browser itself logs failed requests
     assert all("429" in line for line in opened.complaints())
     service.refuses, service.breaks = None, (service.yielded + 5, APIError(503, "the engine failed"))
     generate(opened, 60, wait=False)
@@ -130,5 +130,5 @@ def test_a_key_is_asked_for_only_when_the_server_wants_one(tab: Browser, service
     assert tab.js("localStorage.length") == 0
     generate(tab, 10)
     tab.js("sessionStorage.clear()")
-    # the browser itself notes that requests failed
+    # the browser itself logs failed requests
     assert all("401" in line for line in tab.complaints())

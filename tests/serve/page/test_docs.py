@@ -1,4 +1,4 @@
-"""The page of the routes in a real browser: every route, its fields and a call that the server takes."""
+"""The API page in a real browser: every route, its fields and an example call that the server accepts."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_every_route_and_its_fields(tab: Browser, service: WordService, dark: bo
     shown = tab.js(f"[...document.querySelectorAll('#{CHAT} dt > code')].map((one) => one.textContent)")
     assert set(fields) <= set(shown)
 
-    # with all that can be opened open
+    # with all foldable parts unfolded
     tab.driver.execute_script("for (const one of document.querySelectorAll('details')) one.open = true")
     for width in (320, 360):
         tab.cdp("Emulation.setDeviceMetricsOverride", width=width, height=780, deviceScaleFactor=1, mobile=True)
@@ -80,11 +80,11 @@ def test_an_api_key_opens_the_docs_page_and_is_never_shown(tab: Browser, service
     tab.until(READ)
     assert 'Authorization: Bearer $API_KEY"' in tab.text(".call")
     assert "right-key" not in tab.js("document.documentElement.textContent")
-    # the live page of this tab knows it too
+    # the live page in this tab uses the key too
     tab.find(".links a").click()
     tab.until("document.querySelectorAll('#side-a input').length > 0")
     tab.find(".links a").click()
     tab.until(READ)
     tab.js("sessionStorage.clear()")
-    # the browser itself notes that requests failed
+    # the browser itself logs failed requests
     assert all("401" in line for line in tab.complaints())

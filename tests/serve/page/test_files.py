@@ -1,4 +1,4 @@
-"""The live page's files: what they are served with, and that they hold nothing from elsewhere."""
+"""The live page's files: how they are served, and that they load nothing from elsewhere."""
 
 from __future__ import annotations
 
@@ -72,12 +72,12 @@ def test_page_files_load_nothing_from_other_hosts(name):
     assert set(re.findall(r"https?://[^'\"\s)]+", text)) <= {"http://www.w3.org/2000/svg"}
     for module in re.findall(r'from "([^"]+)"', text):
         assert module.removeprefix("./") in NAMES
-    # neither would run under the policy, and text of a model is never read as anything but text
+    # the policy forbids both, and model text must never be interpreted as markup
     assert not re.search(r"\son\w+=|\sstyle=|<script>|innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b", text)
 
 
 def test_the_pages_lead_to_each_other_wherever_a_proxy_puts_them(client):
-    # relative to the folder that both are in
+    # links are relative to the folder that contains both pages
     assert '<a href="docs">' in client.get("/").text
     assert '<a href="./">' in client.get("/docs").text
     for page in PAGES.values():

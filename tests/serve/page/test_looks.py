@@ -1,4 +1,4 @@
-"""The live page in a real browser: every width, light and dark, contrast, names for all that can be used."""
+"""The live page in a real browser: widths, light and dark mode, contrast, names of all controls."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_contrast(tab: Browser, service: WordService, dark: bool):
         assert contrast(colours["edge"], colours[ground]) >= 3, ground
     for hue in range(6):
         colour = colours[f"hue-{hue}"]
-        # also the text of what was drafted in vain
+        # the text of rejected tokens too
         assert contrast(colour, colours["paper"]) >= 4.5, hue
         for share in (tint, 0.34):
             mixed = tuple(share * one + (1 - share) * other for one, other in zip(colour, colours["paper"], strict=True))
@@ -54,7 +54,7 @@ def test_contrast(tab: Browser, service: WordService, dark: bool):
 
 
 def contrast(one: tuple[float, ...], other: tuple[float, ...]) -> float:
-    """WCAG 2.2, contrast ratio."""
+    """The contrast ratio of WCAG 2.2."""
 
     def luminance(colour: tuple[float, ...]) -> float:
         linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in colour]

@@ -1,4 +1,4 @@
-"""The live page in a real browser: it streams, stops and replays; what stands does not move, and long texts stay smooth."""
+"""The live page in a real browser: it streams, stops and replays; shown text does not move, and long texts stay smooth."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_types_and_streams(opened: Browser, service: WordService):
     assert (ask.drafters, ask.params.seed, ask.params.max_tokens, ask.trace) == (None, 7, 46, True)
     readings = {one.get_attribute("data-reading"): one.text for one in opened.all("[data-reading]")}
     assert (readings["tau"], readings["tokens"], readings["steps"]) == (f"{46 / 16:.2f}", "46", "16")
-    # 16 steps draft 3 and 4 in vain by turns; 15 of them emit three tokens, the last but one
+    # 16 steps alternate between 3 and 4 rejected tokens; 15 of them emit three tokens, the last one
     assert readings["accepted"] == f"{round(100 * 30 / (30 + 56))} %"
     assert "seed 7" in opened.text(".state")
     assert "lossless" in opened.text(".facts")
@@ -64,7 +64,7 @@ def test_shown_tokens_and_charts_do_not_move_while_streaming(opened: Browser, se
 def test_rejected_tokens_are_struck_out_and_fade(opened: Browser):
     generate(opened, 30)
     ghosts = opened.js("[...document.querySelectorAll('.ghost')].map((one) => one.textContent)")
-    # a chain and its sibling hang over the first token of a step
+    # a rejected chain and its sibling are shown above the first token of a step
     assert ghosts[0] == "red cloudsank"
     assert "line-through" in opened.js("getComputedStyle(document.querySelector('.ghost s')).textDecorationLine")
     opened.until("[...document.querySelectorAll('.ghost')].every((one) => getComputedStyle(one).display === 'none')")
@@ -134,9 +134,9 @@ def test_two_thousand_tokens_stay_smooth(opened: Browser, service: WordService):
     opened.until(RAN, 60)
     assert "2000 tokens" in opened.text(".state")
     assert len(shown(opened)) > 6000
-    # one a frame, and a few for the form and the page around it
+    # one per frame, and a few for the form and the page around it
     assert layouts(opened) - before <= 1.3 * opened.js("window.frames_seen") + 30
-    # a machine that tests share is slow at times; what is quadratic in the tokens takes seconds here
+    # a shared machine is slow at times; work quadratic in the tokens would take seconds
     assert max(opened.js("window.long"), default=0) < 1000
 
 

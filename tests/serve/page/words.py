@@ -1,4 +1,4 @@
-"""A service that streams words: some drafted well, some in vain, one split amid a character; and a server around it."""
+"""A service that streams words, with accepted and rejected drafts and a character split over two tokens; and a server for it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ END = "</s>"
 
 
 def pieces(text: str) -> list[bytes]:
-    """Words with the space before them; a character outside the Latin ones comes as two tokens."""
+    """Words with the space before them; a word with non-Latin characters is split within its last character."""
     found: list[bytes] = []
     for word in re.findall(r" ?\w+| ?[^\w\s]|\s", text):
         data = word.encode()
@@ -35,7 +35,7 @@ def pieces(text: str) -> list[bytes]:
 
 @dataclass
 class WordService(FakeService):
-    """Three tokens a step where something drafts, one where nothing does. pause_s: between steps. reason: why answers end."""
+    """Three tokens per step with a drafter, one without. pause_s: between steps. reason: the finish reason of answers."""
 
     pause_s: float = 0.02
     reason: str = "length"
@@ -50,7 +50,7 @@ class WordService(FakeService):
         self.hold = lambda: asyncio.sleep(self.pause_s)
 
     def reset(self, **fields: Any) -> None:
-        """As if it were made anew."""
+        """Reset all fields to those of a new service."""
         self.__dict__.update(WordService(**fields).__dict__)
         self.__post_init__()
 
@@ -102,7 +102,7 @@ class WordService(FakeService):
             return Delta(text, tuple(ids), ("",), told, steps=(StepTrace(1, 0, 0, Drafted(), 0.0, 0.004, 0.0, 1),))
         source = names[number % len(names)]
         lost = [self.ids.index(word.encode()) for word in LOST[: 3 + number % 2]]
-        # a chain behind the root, a sibling of its first token, and where the third is drafted one behind the first emitted
+        # a chain of two below the root, a sibling of its first token, and, of four, one below the first emitted token
         parents = (-1, 0, -1, -2)[: len(lost)]
         step = StepTrace(
             emitted=len(ids),
@@ -119,7 +119,7 @@ class WordService(FakeService):
 
 @contextlib.contextmanager
 def listening(app: FastAPI) -> Iterator[str]:
-    """The application on a port of its own, in a thread."""
+    """Serves the application on a free port, in a thread."""
     server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_config=None, ws="none", lifespan="off"))
     thread = threading.Thread(target=server.run)
     thread.start()
