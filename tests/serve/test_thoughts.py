@@ -129,7 +129,7 @@ def grammars() -> Grammars:
 
 
 def verdict(grammars: Grammars, grammar: Grammar | None, text: str) -> str:
-    """"whole", "begun" if more must follow, or "refused"."""
+    """The state of `text`: "whole", "begun" if more must follow, or "refused"."""
     assert grammar is not None
     matcher = grammars._known(grammar).deep_copy()
     ids = grammars._library.tokenize_str(text)

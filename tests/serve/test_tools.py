@@ -73,7 +73,7 @@ def tokenizer() -> Tokenizer:
 
 
 def verdict(grammar: Grammar | None, tokenizer: Tokenizer, text: str) -> str:
-    """"whole", "begun" if more must follow, or "refused"."""
+    """The state of `text`: "whole", "begun" if more must follow, or "refused"."""
     assert grammar is not None
     matcher = LLMatcher(LLTokenizer(tokenizer.to_str()), LLMatcher.grammar_from_lark(grammar.text), log_level=0)
     assert not matcher.is_error(), matcher.get_error()
