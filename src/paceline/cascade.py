@@ -1,19 +1,20 @@
-"""Cascade: a model with a drafter ahead of it is a model again, and can draft for a larger one: `a^b`.
+"""Cascade: drafter a drafts for draft model b, which drafts for the target: `a^b`.
 
-What it drafts is token for token what its model would have drafted alone, in fewer of its forwards: inside, `match` verifies with
-the noise of the request, as outside. Confidences are the model's own, and a draft ends where the budget says so of the model's.
+Together they act as one draft model. It drafts, token for token, what b alone would have drafted, in fewer forward passes of b:
+a's drafts are verified by `match` with the noise of the request, like the target's. Confidences are b's own, and a draft ends
+where the budget says so for these.
 
-Only chains of the model's own choices are drafted so: those of `match`, and of greedy requests under any verifier. Wider drafts
-(width, samples, tree), those that a verifier wants drawn (`rejection`, `block` and the like) or of the likeliest tokens
-(`typical`, `relaxed`) at a temperature, and those of an amateur (`contrastive`) are the model's alone: the drafter ahead is not
-asked, though the draft still goes by the name `a^b`.
+Only chains of b's own choices are drafted this way: under `match`, and for greedy requests under any verifier but `contrastive`.
+Wider drafts (width, samples, tree), drafts at a temperature that a verifier wants sampled (`rejection`, `block` and the like) or
+made of the most likely tokens (`typical`, `relaxed`), and those of an amateur (`contrastive`) are made by b alone: a is not run,
+though the draft is still named `a^b`.
 
 Source: cascades of drafts, Spector and Re, Accelerating LLM Inference with Staged Speculative Decoding (arXiv:2308.04623).
 Proposals: those of b
 Taps: none of the target
 Branching: what b needs
 Trained: no (any checkpoint)
-Cost: the forwards of b, fewer by what a drafts rightly, and the drafts of a
+Cost: the forward passes of b, fewer by the tokens of a that b accepts, and the drafts of a
 """
 
 from __future__ import annotations

@@ -33,22 +33,21 @@ Single = TypeVar("Single", Verifier, Policy)
 
 
 def automatic(model_path: str, draft_path: str = "") -> str:
-    """What `auto` stands for: n-gram lookup and the draft model embedded for this target, or token recycling where there is none.
+    """`auto`: n-gram lookup and the draft model embedded for this target, or token recycling if there is none.
 
-    `auto:PATH` names a smaller model of one's own to draft with instead.
-    How deep the draft goes, if it is made at all, is for the policy; eight levels are more than a small machine ever asks for.
-    Rows are nearly free on a GPU, so lookups and recycled trees are larger there: with 32 recycled nodes in place of 8 the
-    embedded model emits a quarter more tokens a step, and files rewritten with edits take an eighth fewer steps. A draft is
-    free to be an approximation, so it is held in int8 where its weights can be packed: half as much to read, and hardly another
-    token. The embedded draft model is held in w8a8, which reads prompts faster and has the same acceptance; whether it has for
-    other models is not known.
+    `auto:PATH` names a smaller model of your own to draft with instead. The policy decides whether a model drafts and how deep;
+    eight levels are more than a small machine ever asks for. Rows are nearly free on a GPU, so lookups and recycled trees are
+    larger there: with 32 recycled nodes instead of 8 the embedded model emits a quarter more tokens per step, and rewriting
+    files with edits takes an eighth fewer steps. A draft may be approximate, so your own model is held in int8 if its weights
+    can be packed: half as many bytes to read, and hardly a different token. The embedded draft model is held in w8a8, which
+    reads prompts faster and has the same acceptance; whether this is so for other models is not known.
 
     Source: our own choice of methods that are listed here.
     Proposals: those of its parts
     Taps: none
     Branching: REPLAY
     Trained: no (any checkpoint)
-    Cost: the sum of its parts, of which the policy asks those that are worth their time
+    Cost: the sum of its parts, of which the policy runs those that are worth their time
     """
     draft = draft_path or draft_of(model_path)
     found, recycled = ("ngram:depth=32,nodes=32", "recycle:nodes=32") if torch.cuda.is_available() else ("ngram", "recycle")
@@ -244,11 +243,11 @@ def _build(spec: Spec, surroundings: Surroundings) -> Drafter:
 
 
 def with_weights(parts: Many[Spec], surroundings: Surroundings) -> Drafter:
-    """`x@y`: the model that x drafts with, its weights held in the format y, such as `model:PATH@int8`.
+    """`x@y`: drafter x with the weights of its draft model held in format y, such as `model:PATH@int8`.
 
     A draft need not be exact, and weights of fewer bytes take less time to read. y is one of the formats of `--weights`.
 
-    Source: weights in fewer bits, for drafts alone; the formats are those of `--weights`.
+    Source: weights in fewer bits, for draft models only; the formats are those of `--weights`.
     Proposals: those of x
     Taps: those of x
     Branching: what x needs

@@ -1,8 +1,8 @@
-"""Spec strings: how every surface names a method and what it is made of.
+"""Spec strings: how every interface names a method and its parts.
 
 `name:argument,option=value` is a method; `a+b` merges the trees of two drafters, `a^b` cascades them (a drafts for b), `x@y`
-holds x's draft model in weight format y. `@` binds tightest, then `^`, then `+`. A value that holds one of these signs, a comma
-or an equals sign is put in double quotes: `model:"runs/a+b"`.
+holds x's draft model in weight format y. `@` binds tightest, then `^`, then `+`. A value that contains one of these signs, a
+comma or an equals sign goes in double quotes: `model:"runs/a+b"`.
 """
 
 from __future__ import annotations

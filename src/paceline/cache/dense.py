@@ -1,7 +1,7 @@
 """Dense slabs: per sequence and layer one tensor [K, capacity, D] for keys and one for values, grown by doubling.
 
-Slots [0, length) hold the committed prefix in order, so that slot and position agree; slots after it are scratch for the
-staged rows. Shapes are learnt from the first write of a layer: layers may differ, and values be narrower than keys (MLA).
+Slots [0, length) hold the committed prefix in order, so that slot and position agree; later slots are scratch space for staged
+rows. Shapes are taken from the first write of a layer: layers may differ, and values may be narrower than keys (MLA).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Pages: the keys and values of all sequences in one pool, page_size slots to a page; a sequence is a list of pages.
 
-A sequence's slot s lies in page `blocks[s // page_size]` at place `s % page_size`. Slots [0, length) hold the committed prefix
-in order; staged rows lie behind it. Forks share pages by counting their holders, and a shared page is copied before a step
-writes to it. Shapes are learnt from the first write of a layer. Branching: TREE.
+Slot s of a sequence is in page `blocks[s // page_size]` at offset `s % page_size`. Slots [0, length) hold the committed prefix
+in order, followed by staged rows. Forks share pages by reference counting, and a shared page is copied before a step writes to
+it. Shapes are taken from the first write of a layer. Branching: TREE.
 
 Source: PagedAttention, Kwon et al. (arXiv:2309.06180), sections 4.1 to 4.4.
 """

@@ -1,9 +1,9 @@
 """Panels: dense slabs per sequence, laid out so that compiled attention reads keys and values as it reads packed weights.
 
 Keys are [layers, K, capacity / panel, D, panel] (panel slots side by side), values [layers, K, padded D / panel, capacity,
-panel]; float32 or float16. Slots [0, length) hold the committed prefix in order, slots after it are scratch for the staged rows.
-Unwritten slots are zero, never garbage: a probability of zero times whatever lies there must be zero. All filling and moving is
-numpy's, on one thread: after a parallel operation torch's threads spin for milliseconds on the cores that the kernels need.
+panel]; float32 or float16. Slots [0, length) hold the committed prefix in order, later slots are scratch space for staged rows.
+Unwritten slots are zero, never garbage: a probability of zero times their content must be zero. All filling and moving is done
+by numpy, on one thread: after a parallel operation torch's threads spin for milliseconds on the cores that the kernels need.
 """
 
 from __future__ import annotations

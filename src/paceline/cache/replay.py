@@ -1,8 +1,8 @@
-"""Snapshots: the cache of a model whose state cannot be taken back (recurrent and convolutional layers).
+"""Snapshots: the cache of a model whose state cannot be rolled back (recurrent and convolutional layers).
 
-A forward works on a copy of the last snapshot. Of the states that it passed through, commit keeps those that lie on the
-committed text, and going back means going to an older one: `length` then says how much is held, and the next step feeds the
-rest again. The state is opaque here, None before the first token. Branching: REPLAY.
+A forward pass works on a copy of the last snapshot. Of the states that it passed through, commit keeps those on the committed
+text. Rolling back returns to an older one: `length` then says how many tokens are held, and the next step feeds the rest again.
+The state is opaque here, None before the first token. Branching: REPLAY.
 """
 
 from __future__ import annotations

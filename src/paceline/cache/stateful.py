@@ -1,7 +1,7 @@
-"""Whole states: the cache of a model that keeps its own per-sequence state and can take tokens back in place.
+"""Whole states: the cache of a model that keeps its own per-sequence state and can remove tokens from it in place.
 
-The state is opaque here; whoever makes the cache brings the few operations on it. Branching: TREE or CHAIN, as the model
-can.
+The state is opaque here; whoever creates the cache supplies the few operations on it. Branching: TREE or CHAIN, depending on the
+model.
 """
 
 from __future__ import annotations

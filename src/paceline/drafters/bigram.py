@@ -1,12 +1,11 @@
-"""What follows the last token most often, counted in a text file or, without one, in the request's own text.
+"""The most frequent successors of the last token, counted in a text file or, without one, in the request's own text.
 
-Where a token was seen with fewer followers than may be tried, the commonest tokens of the whole text fill the remaining places.
-All tokens that were never seen after it count as one observation together, which is divided among them by how common each is
-in the text.
+If fewer than `width` successors of a token were seen, the most frequent tokens of the whole text fill the remaining places. All
+unseen successors together count as one observation, divided among them in proportion to their frequency in the text.
 
-Source: Leviathan et al. (arXiv:2211.17192), sections 3.6 and 4.2 (bigram model). Smoothing by a Dirichlet prior in the shape of
-the unigrams: MacKay and Peto, A Hierarchical Dirichlet Language Model (1995); here it weighs one observation, and only what was
-never seen has a share of it.
+Source: Leviathan et al. (arXiv:2211.17192), sections 3.6 and 4.2 (bigram model). Smoothing by a Dirichlet prior proportional to
+the unigrams: MacKay and Peto, A Hierarchical Dirichlet Language Model (1995); here it weighs one observation, and only unseen
+successors share it.
 Proposals: POINT
 Taps: none
 Branching: REPLAY, or TREE with width above 1
@@ -32,8 +31,8 @@ from paceline.tree import DraftTree, Proposal
 
 
 class Options(BaseModel):
-    """file: the text that is counted; the request's own where none is given. depth: levels drafted. width: followers of a token
-    that may be tried, the tree having depth times width nodes."""
+    """file: the text to count; if left out, the request's own. depth: levels drafted. width: successors tried per token; the
+    tree has at most depth times width nodes."""
 
     model_config = ConfigDict(extra="forbid")
 

@@ -1,17 +1,17 @@
-"""Retrieval: what followed the end of the text where it stands in a datastore of other texts.
+"""Retrieval: what follows occurrences of the text's last tokens in a datastore of other texts.
 
-The longest suffix of the text that occurs in the datastore is found by binary search among the datastore's sorted suffixes. What
-follows its occurrences is counted, for all of them or for an evenly spaced sample of `hits`, and the most frequent continuations
-make a tree. A document's end counts as the token that ends a text; of several, as that of the tokenizer.
+The longest suffix of the text that occurs in the datastore is found by binary search in the datastore's suffix array. The
+continuations of its occurrences are counted, of all or of an evenly spaced sample of `hits`, and the most frequent ones form a
+tree. The end of a document counts as the EOS token, of several EOS tokens as the tokenizer's.
 
 A datastore is built by `paceline datastore build FILES --out DIR --model TARGET`, with the target's tokenizer.
 
 Source: He et al., REST: Retrieval-Based Speculative Decoding (arXiv:2311.08252), section 3.
 Proposals: POINT
 Taps: none
-Branching: REPLAY; its trees are cut to their first chain where the target does less than TREE
+Branching: REPLAY; its trees are cut to their first chain if the target supports less than TREE
 Trained: no
-Cost: some tens of microseconds, more where the datastore is not in memory; 8 bytes on disk per token of it
+Cost: tens of microseconds, more if the datastore is not in memory; 8 bytes on disk per token of it
 """
 
 from __future__ import annotations
@@ -34,9 +34,10 @@ from paceline.tree import DraftTree, Proposal
 
 
 class Options(BaseModel):
-    """path: the datastore's folder. shortest: match, in tokens. hits: occurrences whose continuations are counted.
+    """path: the datastore's directory. shortest: fewest tokens of a match. hits: most occurrences whose continuations are
+    counted.
 
-    nodes, depth: the largest draft. floor: nothing less likely than this.
+    nodes, depth: largest size of a draft. floor: least probability of a drafted path.
     """
 
     model_config = ConfigDict(extra="forbid")

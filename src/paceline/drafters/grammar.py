@@ -1,14 +1,14 @@
-"""What the answer's grammar forces: where it leaves one way to go on, the next tokens are known without asking a model.
+"""Tokens that the answer's grammar forces: where it allows only one continuation, the next tokens are known without a model.
 
-Forced are, for example, keys and punctuation of a JSON object, the rest of a word that its first letters decide, and the end of
-the answer. For requests without a grammar it drafts nothing.
+Forced tokens are, for example, keys and punctuation of a JSON object, the rest of a word that its first letters determine, and
+the end of the answer. For requests without a grammar it drafts nothing.
 
 Source: fast-forwarded tokens of llguidance; jump-forward decoding, Zheng et al., SGLang (arXiv:2312.07104), section 4.
 Proposals: POINT
 Taps: none
 Branching: REPLAY
 Trained: no
-Cost: microseconds per token, most of them for masks of the grammar that the target needs anyway
+Cost: microseconds per token, most of them for grammar masks that the target needs anyway
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from paceline.tree import DraftTree, Proposal
 
 
 class Options(BaseModel):
-    """depth: tokens of the longest draft."""
+    """depth: most tokens in a draft."""
 
     model_config = ConfigDict(extra="forbid")
 

@@ -1,11 +1,11 @@
-"""Jacobi decoding: what the target chooses at the drafted rows of one step is the draft of the next.
+"""Jacobi decoding: the tokens that the target chooses at the drafted rows of one step are the draft of the next step.
 
-A block of guessed tokens is verified after the root. At each of its rows the target says what it would choose there, whether the
-guesses before that row are right or wrong. Shifted by the number of tokens that were emitted, these choices are the next block.
-The tokens of the first block, and places that a trimmed block leaves empty, are drawn at random from the prompt. Under `match` at
-a temperature the target chooses with the noise of the position, so the iteration converges to the very text that sampling will
-write; under other verifiers it takes the likeliest token. First guesses are unlikely to be right, so policies that leave out
-unlikely tokens (`adaptive`, `confidence`) stop the iteration before it converges: use it with `fixed`.
+A block of guessed tokens is verified after the root. At each of its rows the target chooses a token, whether the guesses before
+that row are right or wrong. These choices, shifted by the number of emitted tokens, are the next block. The tokens of the first
+block, and places that a trimmed block leaves empty, are drawn at random from the prompt. Under `match` at a temperature the
+target chooses with the noise of the position, so the iteration converges to exactly the text that sampling will produce; under
+other verifiers it takes the most likely token. First guesses are rarely right, so policies that drop unlikely tokens
+(`adaptive`, `confidence`) stop the iteration before it converges: use it with `fixed`.
 
 Source: Santilli et al., Accelerating Transformer Inference for Translation via Parallel Decoding (arXiv:2305.10427), section 3;
 Song et al. (arXiv:2002.03629).
@@ -13,7 +13,7 @@ Proposals: POINT, COUPLED
 Taps: none
 Branching: REPLAY
 Trained: no
-Cost: the rows of the block in every forward, and a choice at each of them
+Cost: the rows of the block in every forward pass, and choosing a token at each of them
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from paceline.tree import DraftTree, Proposal
 
 
 class Options(BaseModel):
-    """block: tokens guessed in every step."""
+    """block: tokens guessed per step."""
 
     model_config = ConfigDict(extra="forbid")
 

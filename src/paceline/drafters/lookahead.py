@@ -1,23 +1,23 @@
-"""Lookahead decoding: a window of guesses rides in every forward of the target and leaves n-grams, which are drafted from.
+"""Lookahead decoding: n-grams that the target generates from a window of guesses, which every forward pass includes.
 
-The window has W columns of N - 1 tokens, and each column begins one position further right than the one before. Column 0 begins
-with the root. In the tree, the first token of any other column is a child of the first token of the column before it, and every
-further token is a child of the token before it in its column. All of them are probes, never candidates. The token that the target
-chooses at the end of a column completes an n-gram, which goes into the pool, and the column moves on by one token.
+The window has W columns of N - 1 tokens, and each column begins one position after the previous one. Column 0 begins with the
+root. In the tree, the first token of any other column is a child of the first token of the column before it, and every further
+token is a child of the token before it in its column. All of them are probes, never candidates. The token that the target
+chooses at the end of a column completes an n-gram, which is added to the pool, and the column moves on by one token.
 
-Candidates are the n-grams that the pool holds for the root; each is continued with the n-grams that the pool holds for its last
-token, which the paper does not do. The pool also learns the n-grams of the text, an option of the authors' implementation.
-Columns take the target's likeliest token at any temperature: n-grams are used at other positions than those where they were
-found, so the noise of a position would be of little help. Verifiers that read one chain (`rejection`, `block`, `lenient`) leave
-no rows for probes at a temperature: then the window stands still, and the pool learns from the text alone. The defaults are
-small, because every row costs time on a processor; the paper's setting for a GPU is window=15, ngram=5, guesses=15.
+Candidates are the pool's n-grams that begin with the root; each is extended by the latest n-gram of its last token, which the
+paper does not do. The pool also learns the n-grams of the text, an option of the authors' implementation. Columns take the
+target's most likely token at any temperature: n-grams are used at other positions than those where they were found, so the noise
+of a position would be of little help. Verifiers that read one chain (`rejection`, `block`, `lenient`) leave no rows for probes
+at a temperature: then the window does not move, and the pool learns from the text alone. The defaults are small, because every
+row costs time on a CPU; the paper's setting for a GPU is window=15, ngram=5, guesses=15.
 
 Source: Fu et al., Break the Sequential Dependency of LLM Inference Using Lookahead Decoding (arXiv:2402.02057), section 3.
 Proposals: POINT
 Taps: none
 Branching: TREE
 Trained: no
-Cost: rows in every forward, W * (N - 1) of the window and up to guesses * depth of candidates, and a choice per column
+Cost: rows in every forward pass, W * (N - 1) for the window and up to guesses * depth for candidates, and one choice per column
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ from paceline.tree import DraftTree, Proposal
 
 
 class Options(BaseModel):
-    """window: columns (W). ngram: tokens of an n-gram, the one it is found by included (N). guesses: n-grams kept and tried per
-    token (G). depth: tokens of a guess, but at least as many as an n-gram has after its first one."""
+    """window: columns (W). ngram: tokens of an n-gram, including the one it is looked up by (N). guesses: n-grams kept and tried
+    per token (G). depth: most tokens in a candidate, but at least ngram - 1."""
 
     model_config = ConfigDict(extra="forbid")
 

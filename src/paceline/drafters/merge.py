@@ -1,8 +1,8 @@
-"""`a+b`: the trees of several drafters as one; those that take no time draft first, and what others draft may depend on it.
+"""`a+b`: the merged trees of several drafters; cheap ones draft first, and what the others draft may depend on their result.
 
-The policy decides what each part may draft. Under `fixed`, which a spec other than `auto` gets unless told otherwise, the parts
-are not weighed against one another: every part drafts all it asks for, and the budget of the tree is the sum of theirs. Under
-`adaptive` the target looks at the nodes that are worth a row, whoever drafted them.
+The policy decides how much each part drafts. Under `fixed`, the default for every spec but `auto`, the parts are not weighed
+against each other: every part drafts all it asks for, and the budget of the tree is the sum of theirs. Under `adaptive` the
+target verifies the nodes that are worth a row, whichever drafter proposed them.
 
 Source: the union of token trees follows SpecInfer (arXiv:2305.09781), section 3, for any mixture of drafters.
 Proposals: POINT, and those of its parts

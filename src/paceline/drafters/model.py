@@ -1,13 +1,13 @@
-"""A smaller model drafts: a chain of its own choices with the runners-up beside it, or a tree.
+"""Tokens of a smaller model: a chain of its own choices, with runners-up at each level if asked for, or a tree.
 
-Under `match` it chooses with the very noise that the target will choose with (coupled draws), so two models that agree on the
-distribution agree on the token. For a verifier that tests drawn tokens it draws them, and records the distribution that they were
-drawn from. `tree=static` has the shape that is best for how often each rank among siblings was accepted so far; `tree=dynamic`
-grows where the model is sure; `samples=k` drafts k chains side by side. A model with another tokenizer drafts the tokens that
-both have, or, with `bridge=text`, text. `model:PATH@int8` holds its weights in that format: a draft need not be exact.
+Under `match` it chooses with the same noise as the target (coupled sampling), so two models that agree on the distribution agree
+on the token. For a verifier that tests sampled tokens it samples them, and records the distribution that they were sampled from.
+`tree=static` has the optimal shape for how often each rank among siblings was accepted so far; `tree=dynamic` grows where the
+model is confident; `samples=k` drafts k chains in parallel. A model with another tokenizer drafts the tokens that both
+vocabularies share or, with `bridge=text`, text. `model:PATH@int8` holds its weights in that format: a draft need not be exact.
 
-Its cache holds a prefix of the committed text, and is first fed what it lacks of that; what was drafted stays cached as far as it
-was accepted. Near the end of its own context it drafts less, and after it nothing.
+Its cache holds a prefix of the committed text, and is first fed the tokens it lacks; draft tokens that were accepted stay
+cached. Near the end of its own context window it drafts less, and beyond it nothing.
 
 Source: Leviathan et al. (arXiv:2211.17192), section 2; Chen et al. (arXiv:2302.01318); coupling: Daliri et al.
 (arXiv:2408.07978); samples: SpecInfer (arXiv:2305.09781), section 3; static: Sequoia (arXiv:2402.12374), section 4.1; dynamic:
@@ -16,7 +16,7 @@ Proposals: POINT, COUPLED, IID, WITHOUT_REPLACEMENT, HUB
 Taps: none
 Branching: REPLAY, or TREE with tree, samples, or width above 1
 Trained: no (any checkpoint)
-Cost: one forward of the small model per level, and one over what it has not seen
+Cost: one forward pass of the small model per level, and one over the tokens it has not seen
 """
 
 from __future__ import annotations
@@ -44,11 +44,10 @@ from paceline.tree_shapes import Ranks, Shape, brush, caterpillar, optimal_tree
 
 
 class Options(BaseModel):
-    """path: the checkpoint's directory, Hub id or embedded name; the draft embedded for the target if left out. depth: levels
-    drafted; if left out, those of a chain are for a policy that ends drafts itself. width: children per level of a chain, or per
-    node of a dynamic tree. samples: chains side by side. tree: `chain`, or `static` or `dynamic` of
-    `nodes` nodes. nodes: of such a tree. bridge: how a model with another tokenizer drafts, by the `tokens` that both have or by
-    `text`."""
+    """path: the checkpoint's directory, Hub id or embedded name; if left out, the draft model embedded for the target. depth:
+    levels drafted; if left out, a policy that ends drafts itself sets it for a chain. width: children per level of a chain, or
+    per node of a dynamic tree. samples: chains in parallel. tree: a `chain`, or a `static` or `dynamic` tree of `nodes` nodes.
+    nodes: size of such a tree. bridge: how a model with another tokenizer drafts, by shared `tokens` or by `text`."""
 
     model_config = ConfigDict(extra="forbid", protected_namespaces=())
 

@@ -1,22 +1,22 @@
-"""Prompt lookup: what followed the last few tokens wherever they stood in the text before.
+"""Prompt lookup: what followed earlier occurrences of the last few tokens in the text.
 
-The whole committed text, prompt and answer, is indexed as it grows (`kernels/ngrams`). Of the earlier places where the text reads
-as it does at its end, six vote for the tokens that followed them: the longest matches first, and of equally long ones the latest.
-A vote weighs more the longer its match is and the later its place. Where six or more places share a match, the token that a
-running majority count over all of these places arrives at gets an extra vote, with the weight of as many places as the majority
-leads by, six at most: so what came often can outweigh what came only lately. What the votes make likely becomes a tree. Behind a
-place near the end, reading goes on as if the text repeated itself. A longer match drafts further, because confidence falls more
-slowly along it.
+The whole committed text, prompt and answer, is indexed as it grows (`kernels/ngrams`). Six earlier occurrences of the text's
+last tokens vote for the tokens that followed them: the longest matches first, and of equally long ones the latest. A vote weighs
+more the longer its match is and the earlier it comes in this order. If six or more occurrences share a match, the winner of a
+running majority vote over all of them gets an extra vote, with the weight of as many votes as its lead, at most six: so a
+frequent continuation can outweigh a merely recent one. The likely continuations form a tree. An occurrence near the end of the
+text is continued as if the text repeated itself. A longer match drafts deeper, because its confidence falls more slowly with
+depth.
 
-Matches are looked up by their last 1, 2, 3 and 6 tokens, and their true length is measured, up to 12: a long match is passed over
-only where there are six later ones of at least 6 tokens. `max=12` looks for longer matches first.
+Matches are looked up by their last 1, 2, 3 and 6 tokens, and their true length is then measured, up to 12: a long match is
+missed only if there are six later ones of at least 6 tokens. `max=12` looks for longer matches first.
 
 Source: Saxena, Prompt Lookup Decoding (2023); Yang et al., Inference with Reference (arXiv:2304.04487), section 3.
 Proposals: POINT
 Taps: none
-Branching: REPLAY; its trees are cut to their first chain where the target does less than TREE
+Branching: REPLAY; its trees are cut to their first chain if the target supports less than TREE
 Trained: no
-Cost: one compiled call, some ten microseconds; one lookup per length looked up and new token, whatever the context length
+Cost: one compiled call, about ten microseconds; one lookup per indexed length and new token, regardless of context length
 """
 
 from __future__ import annotations
@@ -35,8 +35,9 @@ from paceline.tree import DraftTree, Proposal
 
 
 class Options(BaseModel):
-    """max, min: most and fewest tokens of the n-grams that are indexed; between them every length up to 3, then twice the one
-    before. matches: most continuations in a tree. depth, nodes: tokens of the longest, and of all of them together."""
+    """max, min: length of the longest and of the shortest n-grams that are indexed; in between, every length up to 3, then each
+    twice the previous. matches: most continuations in a tree. depth, nodes: most tokens in the longest continuation, and in all
+    together."""
 
     model_config = ConfigDict(extra="forbid")
 

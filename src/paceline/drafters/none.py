@@ -1,4 +1,4 @@
-"""No drafting: plain decoding is the tree of one node.
+"""No drafting: plain decoding, as a tree of one node.
 
 Source: none; the baseline of every measurement.
 Proposals: POINT

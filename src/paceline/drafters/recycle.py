@@ -1,17 +1,18 @@
-"""Token recycling: what the target held likeliest after a token when it last saw it is drafted after that token again.
+"""Token recycling: after each token, the successors that the target found most likely when it last processed that token.
 
-Every row of a forward, accepted or not, says which tokens the target would put next; while nobody is drafted for, one step in
-four is looked at. For each token a table keeps the best of them, over all requests of a tenant, and a tree is filled from it. The
-tree has the shape that is best for how often the token of each rank came true so far (Sequoia, arXiv:2402.12374, section 4.1).
-Tables are kept from request to request, until they are forgotten or other tenants need the room.
+Every row of a forward pass, accepted or not, shows which tokens the target finds most likely next; while no drafts are
+requested, only one step in four is recorded. A table keeps the best successors of each token, over all requests of a tenant, and
+a tree is filled from it. The tree has the optimal shape for how often the token of each rank was right so far (Sequoia,
+arXiv:2402.12374, section 4.1). Tables are kept from request to request, until the engine is told to forget them or other tenants
+need the room.
 
 Source: Luo et al., Turning Trash into Treasure: Accelerating Inference of Large Language Models with Token Recycling
 (arXiv:2408.08696), section 3.
 Proposals: POINT
 Taps: none
-Branching: REPLAY; its trees are cut to their first chain where the target does less than TREE
+Branching: REPLAY; its trees are cut to their first chain if the target supports less than TREE
 Trained: no
-Cost: finding the best few tokens of every row of logits, and the rows of the tree
+Cost: finding the top tokens of every row of logits, and the rows of the tree
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from paceline.tree_shapes import Ranks, children, optimal_tree
 
 
 class Options(BaseModel):
-    """nodes, depth: size of the tree. successors: tokens kept after every token."""
+    """nodes, depth: largest size of the tree. successors: successors kept per token."""
 
     model_config = ConfigDict(extra="forbid")
 

@@ -1,9 +1,10 @@
 """Spans of a reference text that the answer is expected to follow apart from edits: an earlier version, a document, a guess.
 
-The reference is the request's own, else the file's, else the prompt. Drafting begins with its first token, before anything is
-generated, and follows a pointer into it from there on. An edit, or an answer whose first token is another one, costs a step or
-two until the last tokens of the answer are found in the reference again. The more tokens have matched, the longer drafts are; a
-reference that keeps failing is only watched, which costs no rows, until several tokens in a row match again.
+The reference is the request's own, else the file's, else the prompt. Drafting begins before anything is generated: behind the
+prompt's last tokens if they occur in the reference, else at its first token (unless the reference is the prompt itself). From
+there a pointer into the reference moves along with the answer. After an edit, or a first token that differs, it takes a step or
+two until the last tokens of the answer are found in the reference again. The more tokens have matched, the longer drafts are. A
+reference that keeps failing is only observed, which costs no rows, until several tokens in a row match again.
 
 Source: Yang et al., Inference with Reference (arXiv:2304.04487), section 3; drafting begins without a matching trigger, as for
 predicted outputs.
@@ -11,8 +12,8 @@ Proposals: POINT
 Taps: none
 Branching: REPLAY
 Trained: no
-Cost: one comparison per token that came as expected, two lookups per token that did not, whatever the length of the reference;
-inside a cascade the same once more per token, and also for every drafted token that was rejected
+Cost: one comparison per token that matches the reference, two lookups per token that does not, regardless of the reference's
+length; in a cascade the same once more per token, and also for every draft token that was rejected
 """
 
 from __future__ import annotations
@@ -33,9 +34,8 @@ from paceline.tree import DraftTree, Proposal
 
 
 class Options(BaseModel):
-    """file: a text for requests that bring no reference. prompt: whether those that have neither follow their prompt. depth: of
-    the longest draft, in tokens.
-    """
+    """file: reference text for requests without one of their own. prompt: whether requests with neither use their prompt. depth:
+    most tokens in a draft."""
 
     model_config = ConfigDict(extra="forbid")
 

@@ -1,17 +1,17 @@
-"""Suffix decoding: what followed the longest suffixes of the text, in this request and in the tenant's past answers.
+"""Suffix decoding: what followed earlier occurrences of the longest suffixes, in this request and the tenant's past answers.
 
-Every suffix that occurred before, in the prompt, in the answer or in an answer that ended, tells what came next and how often.
-From each a draft is grown along its likeliest paths, larger for a longer match, and the draft with the most expected tokens is
-proposed. Past answers are kept in two generations per tenant: when the young one is full it becomes the old one, and the old one
-is forgotten. Drafted tokens that were rejected are never remembered.
+Every suffix that occurred before, in the prompt, the answer or a past answer, tells which tokens came next and how often. From
+each, a tree is grown along the most likely paths, larger for a longer match, and the tree with the most expected tokens is
+proposed. Past answers are kept in two generations per tenant: when the younger is full, it becomes the older, and the older is
+dropped. Rejected draft tokens are never stored.
 
 Source: Oliaro et al., SuffixDecoding (arXiv:2411.04975), sections 3 and 4; Hu et al., SAM Decoding (arXiv:2411.10666).
 Proposals: POINT
 Taps: none
-Branching: REPLAY; its trees are cut to their first chain where the target does less than TREE
+Branching: REPLAY; its trees are cut to their first chain if the target supports less than TREE
 Trained: no
-Cost: some tens of microseconds, whatever the context length; about 0.2 KB per token of context and of past answers. Inside a
-cascade, where drafts are cut back, the whole text is read again for nearly every draft: milliseconds after 16,000 tokens
+Cost: tens of microseconds, regardless of context length; about 0.2 KB per token of context and of past answers. In a cascade,
+where drafts are cut back, nearly every draft reads the whole text again: milliseconds after 16,000 tokens
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from paceline.tree import DraftTree, Proposal
 
 
 class Options(BaseModel):
-    """past: tokens of past answers kept per tenant, 0 for none. tenants: for how many tenants, those answered last.
+    """past: tokens of past answers kept per tenant, 0 for none. tenants: most tenants with past answers, those answered last.
 
-    nodes, depth: the largest draft. factor, offset: a match of n tokens drafts at most factor * n + offset nodes. floor: nothing
-    less likely than this.
+    nodes, depth: largest size of a draft. factor, offset: after a match of n tokens, at most factor * n + offset nodes are
+    drafted. floor: least probability of a drafted path.
     """
 
     model_config = ConfigDict(extra="forbid")

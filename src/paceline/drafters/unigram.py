@@ -1,8 +1,8 @@
-"""The commonest tokens, whatever stands before them, counted in a text file or, without one, in the request's own text.
+"""The most frequent tokens, regardless of context, counted in a text file or, without one, in the request's own text.
 
-The cheapest drafter there is, and the floor that others are measured from.
+The cheapest drafter, and the lower bound for comparing others.
 
-Source: Leviathan et al. (arXiv:2211.17192), sections 3.6 and 4.2 (n-gram models as approximations that cost next to nothing).
+Source: Leviathan et al. (arXiv:2211.17192), sections 3.6 and 4.2 (n-gram models as approximations at negligible cost).
 Proposals: POINT
 Taps: none
 Branching: REPLAY, or TREE with width above 1
@@ -27,8 +27,8 @@ from paceline.tree import DraftTree, Proposal
 
 
 class Options(BaseModel):
-    """file: the text that is counted; the request's own where none is given. depth: levels drafted. width: tokens of a level
-    that may be tried, the tree having depth times width nodes."""
+    """file: the text to count; if left out, the request's own. depth: levels drafted. width: tokens tried after each node; the
+    tree has at most depth times width nodes."""
 
     model_config = ConfigDict(extra="forbid")
 

@@ -1,23 +1,23 @@
-"""Adaptive: drafts whatever makes most tokens a second on this machine, down to nothing at all.
+"""Adaptive: drafts as much as yields the most tokens per second on this machine, or nothing at all.
 
-Two things are known: what a forward of so many rows and a draft of so many levels take here (`learning/costs`), and how likely a
-drafted token is to come true, by drafter, depth, confidence and request (`learning/acceptance`,
-`learning/depth_acceptance`). Five decisions follow, each per step:
+It learns how long forward passes with so many rows and drafts with so many levels take here (`learning/costs`), and how likely a
+draft token is to be right, by drafter, depth, confidence and request (`learning/acceptance`, `learning/depth_acceptance`). From
+these it makes five decisions per step:
 
-- *Is any drafter asked at all?* Now and then some steps go without drafts, and are timed against those before. Where tokens came
-  faster that way, no drafter is asked for a while (`learning/draft_pauses`); the other decisions too compare with the time that
-  such steps take.
-- *Is a lookup worth its time?* Each request tracks, in seconds, what lookups saved (`learning/lookup_value`), beyond what a
-  costly drafter would have saved that was not asked because of them.
-- *Is a costly drafter asked, and for whom?* For the set of sequences with the most expected tokens per second at whatever depth,
-  counting the levels that the target would look at anyway because lookups proposed them. A drafter that is never worth it is
-  tried now and then. One whose drafts end where they are told to may go as deep as it can, any other to that depth.
-- *Where does its draft end early?* Behind a token that makes the whole path so unlikely that the tokens to be expected of one
-  more level would take longer than tokens usually take.
-- *What does the target look at?* All nodes of all trees in the order of their probability, as far as each still raises tokens per
-  second: many where rows are nearly free, few on a crowded machine.
+- *Does any drafter run?* From time to time a few steps go without drafts, and are timed against those before. If tokens came
+  faster that way, no drafter runs for a while (`learning/draft_pauses`); the other decisions also compare with the time of such
+  steps.
+- *Is a lookup worth its time?* Each request tracks how many seconds lookups saved (`learning/lookup_value`), beyond what a costly
+  drafter would have saved that did not run because of them.
+- *Does a costly drafter run, and for which sequences?* It runs for the set of sequences, and to the depth, with the most expected
+  tokens per second, given the levels that the target would verify anyway because lookups proposed them. A drafter that is never
+  worth it is tried from time to time. One that can end its drafts early may use its full depth, any other only that depth.
+- *Where does its draft end early?* Behind a token that makes the whole path so unlikely that one more level would take more time
+  per expected token than tokens usually take.
+- *What does the target verify?* The nodes of all trees in order of probability, as long as each still raises tokens per second:
+  many where rows are nearly free, few on a busy machine.
 
-Source: the trade of tree size against measured verification time, Sequoia (arXiv:2402.12374), section 4.3; per-request
+Source: the trade-off of tree size against measured verification time, Sequoia (arXiv:2402.12374), section 4.3; per-request
 goodput under load, SmartSpec (Liu et al., arXiv:2406.14066), section 4; the end of a draft, SpecDec++ (Huang et al.,
 arXiv:2405.19715), section 4.
 """

@@ -1,8 +1,9 @@
-"""BASS: one draft length for the whole batch, longer after a draft was accepted to its end, shorter after every other step.
+"""BASS: one draft length for the whole batch, longer after a fully accepted draft, shorter after every other step.
 
-If as much was accepted for any sequence as the deepest draft of the step has levels, the length grows by `increment`, up to
-`limit`. Otherwise it shrinks by a tenth, and by one more if it shrank in the step before too, but never below the most tokens
-that were accepted in the step. A draft model goes as deep as that unless it is given a `depth`; lookups stay within their own.
+If any sequence accepts as many tokens as the deepest draft of the step has levels, the length grows by `increment`, up to
+`limit`. Otherwise it shrinks by a tenth, and by one more if it also shrank in the previous step, but never below the most tokens
+accepted in the step. A draft model drafts to this length unless it has a `depth` of its own; lookups stay within their own
+limits.
 
 Source: BASS (arXiv:2404.15778), Algorithm 1.
 """
@@ -24,8 +25,8 @@ from paceline.tree import DraftTree
 
 
 class Options(BaseModel):
-    """first: draft length to begin with. increment: what a success adds. limit: longest. divisor: a failure takes away the length
-    divided by this."""
+    """first: initial draft length. increment: added to the length after a success. limit: longest draft length. divisor: a
+    failure subtracts the length divided by this."""
 
     model_config = ConfigDict(extra="forbid")
 

@@ -1,9 +1,9 @@
-"""Confidence: a draft goes on as long as its drafter is sure enough of it.
+"""Confidence: a draft continues while its drafter is confident enough of it.
 
-A draft model stops after the first token that it holds less likely than the threshold, or, unless it is given another `depth`,
-after 20; where a device makes drafts whole, it stays at the depth it has by itself. Lookups draft at no cost, so their nodes
-below the threshold are left out afterwards. How likely such a node is follows from how often drafts of that confidence came true,
-and from what likelier tokens of other drafters leave of it.
+A draft model stops after the first token with a probability below the threshold or, unless it has a `depth` of its own, after
+20; on a device that computes drafts as a whole, it keeps its default depth. Lookups draft at no cost, so their nodes below the
+threshold are dropped afterwards. The probability of such a node is estimated from how often drafts of that confidence were
+right, and from what more likely tokens of other drafters leave for it.
 
 Source: the assistant confidence threshold of transformers' assisted generation (Mamou et al., arXiv:2405.04304, section 3).
 """
@@ -23,7 +23,7 @@ from paceline.tree import DraftTree
 
 
 class Options(BaseModel):
-    """threshold: the least probability at which a draft goes on."""
+    """threshold: least probability at which a draft continues."""
 
     model_config = ConfigDict(extra="forbid")
 

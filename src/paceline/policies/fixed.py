@@ -1,4 +1,4 @@
-"""Fixed: in every step every drafter may draft what it asks for.
+"""Fixed: in every step each drafter may draft its full budget.
 
 Source: the constant draft length of Leviathan et al. (arXiv:2211.17192).
 """

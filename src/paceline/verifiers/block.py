@@ -1,11 +1,11 @@
-"""Block: a drafted chain is judged as a whole, and the longest part of it that passes is accepted.
+"""Block: a draft chain is verified as a whole, and its longest prefix that passes is accepted.
 
-From token to token a running product of the ratios target / proposal is carried, never above 1. So a token that the target holds
-likelier than the draft did makes up for an earlier one that it holds less likely, and on average more tokens are accepted than by
-testing one after another, never fewer. Of a tree only the path of first children is looked at. Tokens that were not drawn count
-as point masses, which gain nothing from it.
+A running product of the ratios target / proposal is carried along the chain, capped at 1 at every token. So a token that the
+target finds more likely than the draft did makes up for an earlier one that it finds less likely, and on average more tokens are
+accepted than by testing one after another, never fewer. In a tree only the path of first children is verified. Tokens that were
+not sampled count as point masses, which gain nothing from it.
 
-A seed gives the same text again only as the same request, by number, of an engine: draws hang on that too, unless greedy.
+At a temperature, a seed gives the same text again only for the same request number of an engine, as draws depend on it too.
 
 Source: Sun et al., Block Verification Accelerates Speculative Decoding (arXiv:2403.10444).
 Exactness: law for every kind of proposal; text when greedy

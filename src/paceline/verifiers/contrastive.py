@@ -1,18 +1,18 @@
-"""Contrastive: tokens have the distribution that prefers what the target holds likelier than the drafting model does.
+"""Contrastive: tokens follow a distribution that favours what the target finds more likely than the draft model does.
 
-The law is not the target's: among tokens to which the target gives at least `alpha` times its largest probability, scores are
-`(1 + beta) log target - beta log amateur`, where the amateur is the model that drafts, untouched by sampling parameters. Bias
-and penalties act on the target; temperature, top-k, top-p and min-p act on the scores. Drafts are drawn from the amateur and
-tested against this law, which is kept exactly; greedy, the best score is the choice. A token to which the amateur gives nothing,
-mostly since it is of a model with other tokens, is not contrasted: its score is the target's alone.
+That distribution is not the target's: among tokens with at least `alpha` times the target's largest probability, scores are `(1
++ beta) log target - beta log amateur`, where the amateur is the draft model without sampling parameters. Logit bias and
+penalties act on the target; temperature, top-k, top-p and min-p act on the scores. Drafts are sampled from the amateur and
+tested against this distribution, which is kept exactly; greedy requests take the best score. A token with no probability under
+the amateur, usually because the amateur's vocabulary lacks it, is not contrasted: its score is the target's alone.
 
-Without an amateur there is nothing to contrast with, and the token is one of the target's own law, though the answer is still
-said to have the contrastive one. So it is in every step that drafts nothing: where a single token is left to generate, where the
-cache has no room for a draft, after the end of the amateur's context or a token that it does not know, and for requests that
-turn drafting off; and so it is at a node for which the amateur's logits are not numbers.
+Without the amateur's distribution there is nothing to contrast with, and the token follows the target's own, though the answer
+is still reported as contrastive. That is so in every step without a draft: when a single token is left to generate, when the
+cache has no room for a draft, past the end of the amateur's context window or behind a token unknown to it, and for requests
+that turn drafting off. It is also so at a node where the amateur's logits are NaN.
 
-Source: speculative contrastive decoding, Yuan et al. (arXiv:2311.08981); the scores are those of Li et al.
-(arXiv:2210.15097) in the form of O'Brien and Lewis (arXiv:2309.09117).
+Source: speculative contrastive decoding, Yuan et al. (arXiv:2311.08981); the scores are those of Li et al. (arXiv:2210.15097) in
+the form of O'Brien and Lewis (arXiv:2309.09117).
 Exactness: none: its own law, that of contrastive decoding
 Lossless: no
 """
@@ -34,7 +34,7 @@ from paceline.verifiers.base import Exactness, NodeByNode
 
 
 class Options(BaseModel):
-    """alpha: the share of the largest probability that a token needs. beta: how strongly the amateur counts."""
+    """alpha: least probability of a token, as a share of the largest. beta: weight of the amateur."""
 
     model_config = ConfigDict(extra="forbid")
 

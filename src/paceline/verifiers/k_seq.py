@@ -1,14 +1,14 @@
-"""K-SEQ: independent drafts of one position are tested in turn, all with the same ratio, which grows with their number.
+"""K-SEQ: independent drafts for one position are tested in turn, all with the same ratio, which grows with their number.
 
-A token is accepted with probability target / (ratio * proposal), at most 1. The ratio, between 1 and the number of drafts, is the
-smallest with which no token is emitted too often: the one at which any of the drafts is accepted with the probability of a single
-one times the ratio. Drafts of equal text are tested together at the next position. Tokens drawn otherwise are tested as in
-multi-round.
+A token is accepted with probability target / (ratio * proposal), at most 1. The ratio, between 1 and the number of drafts, is
+the smallest with which no token is emitted too often: there, the probability that any of the drafts is accepted equals that of a
+single draft times the ratio. Drafts of equal text are tested together at the next position. Tokens sampled in another way are
+tested as in `multi-round`.
 
-Only several drafts of one position make a difference: of one, as a model drafts unless told otherwise, this is `rejection`. Ask
-for more with `samples=` or `width=`, as in `model:PATH,samples=4`.
+Only several drafts for one position make a difference: with one, the default of a draft model, this is `rejection`. Ask for more
+with `samples=` or `width=`, as in `model:PATH,samples=4`.
 
-A seed gives the same text again only as the same request, by number, of an engine: draws hang on that too, unless greedy.
+At a temperature, a seed gives the same text again only for the same request number of an engine, as draws depend on it too.
 
 Source: SpecTr, Sun et al. (arXiv:2310.15141).
 Exactness: law for every kind of proposal; text when greedy

@@ -1,10 +1,10 @@
-"""Lenient: rejection in which proposals count for less than they are, so that more is accepted. Lossy, within a stated bound.
+"""Lenient: rejection with scaled-down draft probabilities, so that more is accepted. Lossy, within a stated bound.
 
-A token drawn from a proposal is accepted with probability target / (`lenience` * proposal), at most 1; what follows a rejection
-is as in `rejection`. With `lenience=1` this is `rejection`; the lower it is, the nearer the tokens come to the distribution of
-the draft model. No token comes more often than its probability in the target divided by `lenience`, so what is all but
-impossible stays so. A token that was not drawn counts as one from a proposal that is certain of it. Greedy requests are decided
-as `match` decides them, so their text is that of plain decoding; leniency for these is the `gap` of `relaxed`.
+A token sampled from a proposal is accepted with probability target / (`lenience` * proposal), at most 1; a rejection is handled
+as in `rejection`. With `lenience=1` this is `rejection`; the lower it is, the closer the tokens come to the distribution of the
+draft model. No token is emitted more often than its target probability divided by `lenience`, so nearly impossible tokens stay
+so. A token that was not sampled counts as drafted with probability 1. Greedy requests are decided as under `match`, so their
+text is that of plain decoding; for leniency there, use the `gap` of `relaxed`.
 
 Source: Leviathan et al. (arXiv:2211.17192), appendix A.5; DistillSpec, Zhou et al. (arXiv:2310.08461).
 Exactness: none
@@ -25,7 +25,7 @@ from paceline.verifiers.base import Exactness, NodeByNode
 
 
 class Options(BaseModel):
-    """lenience: what a proposal's probabilities are multiplied by before they are compared."""
+    """lenience: factor on a proposal's probabilities before the comparison."""
 
     model_config = ConfigDict(extra="forbid")
 

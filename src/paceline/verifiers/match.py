@@ -1,11 +1,11 @@
-"""Match: at every node the target picks the token it would have picked there in plain decoding; the walk follows it.
+"""Match: a draft token is accepted if it is the token that plain decoding would pick at its position.
 
-At the root the target chooses with its own distribution and that position's noise (argmax when greedy). A child that carries the
-chosen token is accepted, and the target chooses there next; where no child does, the token is emitted and the walk ends. So the
-text depends on nothing but the request: not on the drafter, the tree, the batch or a preemption.
+At the root the target chooses from its own distribution with that position's noise (argmax if greedy). If a child has the chosen
+token, it is accepted, and the target chooses again there; if none has, the token is emitted and the walk ends. So the text
+depends on the request alone: not on the drafter, the tree, the batch or a preemption.
 
-Source: drafter-invariant verification, Daliri et al. (arXiv:2408.07978); for trees SpecInfer (arXiv:2305.09781),
-section 4.3 (sample, then match).
+Source: drafter-invariant verification, Daliri et al. (arXiv:2408.07978); for trees SpecInfer (arXiv:2305.09781), section 4.3
+(sample, then match).
 Exactness: text for every kind of proposal
 Lossless: yes
 """

@@ -1,13 +1,13 @@
-"""Multi-round: the children of a node are tested in turn, each against what the rejections before it left of the target.
+"""Multi-round: the children of a node are tested in turn, each against what earlier rejections left of the target's distribution.
 
-Every rejection subtracts the proposal from the target's distribution, and the next child is tested against what is left. Children
-drawn without replacement were drawn from what earlier siblings left of the proposal, and are tested against that; they are
-accepted more often, and are the default. Children of several draft models are each tested against its own model's proposal.
+Every rejection subtracts the proposal from the target's distribution, and the next child is tested against the remainder.
+Children sampled without replacement come from what earlier siblings left of the proposal, and are tested against that; they are
+accepted more often, and are the default. Children of several draft models are each tested against their own model's proposal.
 
-Only siblings make a difference: of a draft with one child per node this is `rejection`. A model drafts several with `width=` or
-`samples=`, as in `model:PATH,width=3`.
+Only siblings make a difference: with one child per node this is `rejection`. A model drafts several with `width=` or `samples=`,
+as in `model:PATH,width=3`.
 
-A seed gives the same text again only as the same request, by number, of an engine: draws hang on that too, unless greedy.
+At a temperature, a seed gives the same text again only for the same request number of an engine, as draws depend on it too.
 
 Source: SpecInfer (arXiv:2305.09781), section 4.3; without replacement Sequoia (arXiv:2402.12374) and Jeon et al.
 (arXiv:2402.14160).
@@ -26,7 +26,7 @@ from paceline.verifiers.base import NodeByNode
 
 
 class Options(BaseModel):
-    """replacement: how siblings are to be drawn."""
+    """replacement: whether a model samples siblings with or without replacement."""
 
     model_config = ConfigDict(extra="forbid")
 

@@ -1,10 +1,10 @@
-"""Rejection: one drafted token per position, accepted with the ratio of the target's probability to the draft's.
+"""Rejection: one draft token per position, accepted with the ratio of its target probability to its draft probability.
 
-A token drawn from a proposal is accepted with probability target / proposal, at most 1. On rejection a token is drawn from the
-residual: what the target's distribution has above the proposal. Of a tree only the first child of every node is looked at. A
-token that was not drawn is accepted with the probability that the target gives it.
+A token sampled from a proposal is accepted with probability target / proposal, at most 1. On rejection a token is sampled from
+the residual: the target's distribution minus the proposal, where that is positive. In a tree only the first child of every node
+is tested. A token that was not sampled is accepted with its target probability.
 
-A seed gives the same text again only as the same request, by number, of an engine: draws hang on that too, unless greedy.
+At a temperature, a seed gives the same text again only for the same request number of an engine, as draws depend on it too.
 
 Source: Leviathan et al. (arXiv:2211.17192), section 2.3; Chen et al. (arXiv:2302.01318), algorithm 2.
 Exactness: law for every kind of proposal; text when greedy

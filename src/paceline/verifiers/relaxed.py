@@ -1,7 +1,7 @@
-"""Relaxed: a drafted token is accepted where it is among the target's best and not much worse than the very best. Lossy.
+"""Relaxed: a draft token is accepted if it is among the target's top tokens and not much less likely than the best. Lossy.
 
-A token is good enough if it is among the `top` likeliest and its log-probability is at most `gap` below that of the likeliest,
-under the sampling of the request. The longest path of such tokens is accepted; after it the target chooses as in plain decoding.
+A token passes if it is among the `top` most likely and its log-probability is at most `gap` below that of the most likely, after
+the request's sampling parameters. The longest path of such tokens is accepted; after it the target chooses as in plain decoding.
 Greedy requests with `top=1` get the text of plain decoding; with more, even greedy text may differ from it.
 
 Source: SpecDec, Xia et al. (arXiv:2203.16487), section 3.2 (Spec-Verification); without the gap, the top-k rule of Stern et al.
@@ -23,7 +23,7 @@ from paceline.verifiers.base import LongestPath, logarithms
 
 
 class Options(BaseModel):
-    """top: how many of the likeliest tokens will do. gap: how far below the likeliest, in nats."""
+    """top: how many of the most likely tokens are acceptable. gap: how far below the most likely, in nats."""
 
     model_config = ConfigDict(extra="forbid")
 

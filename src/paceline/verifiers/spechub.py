@@ -1,13 +1,13 @@
-"""SpecHub: pairs of drafts, one of them always the likeliest token, tested by a transport plan that is cheap to compute.
+"""SpecHub: pairs of drafts, one of them always the most likely token, tested by a transport plan that is cheap to compute.
 
-The first token of a pair is drawn, and the second is the hub, the draft's likeliest token; where the first is the hub, the second
-is drawn among the others. So every pair holds the hub, and probability that a pair cannot give to its other token goes to the
-hub. Tokens drawn otherwise are tested as in multi-round.
+The first token of a pair is sampled, and the second is the hub, the draft's most likely token; if the first is the hub, the
+second is sampled from the others. So every pair contains the hub, and probability that a pair cannot give to its other token
+goes to the hub. Tokens sampled in another way are tested as in `multi-round`.
 
-Only pairs make a difference: of a draft with one child per node this is `rejection`. A model drafts pairs with `width=2`, as in
+Only pairs make a difference: with one child per node this is `rejection`. A model drafts pairs with `width=2`, as in
 `model:PATH,width=2`.
 
-A seed gives the same text again only as the same request, by number, of an engine: draws hang on that too, unless greedy.
+At a temperature, a seed gives the same text again only for the same request number of an engine, as draws depend on it too.
 
 Source: SpecHub, Sun et al. (arXiv:2411.05289).
 Exactness: law for every kind of proposal; text when greedy

@@ -1,9 +1,9 @@
-"""Typical: a drafted token is accepted where it is probable enough for how uncertain the target is there. Lossy.
+"""Typical: a draft token is accepted if it is probable enough, given the target's uncertainty there. Lossy.
 
-A token is good enough if its probability is above the lesser of `epsilon` and `delta * exp(-entropy)`, under the sampling of the
-request. The longest path of such tokens is accepted, and after it the target's likeliest token is emitted: without drafts the
-text is greedy. At a temperature the tokens have neither the text nor the distribution of plain decoding. Greedy requests are
-decided as `match` decides them, so their text is that of plain decoding.
+A token passes if its probability, after the request's sampling parameters, is above the lesser of `epsilon` and `delta *
+exp(-entropy)`. The longest path of such tokens is accepted, and then the target's most likely token is emitted: without drafts
+the text is greedy. At a temperature the tokens have neither the text nor the distribution of plain decoding. Greedy requests are
+decided as under `match`, so their text is that of plain decoding.
 
 Source: Medusa, Cai et al. (arXiv:2401.10774), section 2.3.1.
 Exactness: none
@@ -28,8 +28,8 @@ from paceline.verifiers.base import LongestPath, greedy_or, logarithms
 
 
 class Options(BaseModel):
-    """epsilon: a probability that is always enough; 0 accepts whatever is possible. delta: how much less will do where the
-    target is uncertain."""
+    """epsilon: a probability that is always enough; 0 accepts every possible token. delta: factor on exp(-entropy), which lowers
+    the threshold where the target is uncertain."""
 
     model_config = ConfigDict(extra="forbid")
 
