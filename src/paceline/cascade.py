@@ -1,8 +1,8 @@
 """Cascade: drafter a drafts for draft model b, which drafts for the target: `a^b`.
 
 Together they act as one draft model. It drafts, token for token, what b alone would have drafted, in fewer forward passes of b:
-a's drafts are verified by `match` with the noise of the request, like the target's. Confidences are b's own, and a draft ends
-where the budget says so for these.
+inside, `match` verifies a's drafts with the noise of the request, as the target does b's. Confidences are b's own, and the
+budget's rule for ending a draft applies to them.
 
 Only chains of b's own choices are drafted this way: under `match`, and for greedy requests under any verifier but `contrastive`.
 Wider drafts (width, samples, tree), drafts at a temperature that a verifier wants sampled (`rejection`, `block` and the like) or

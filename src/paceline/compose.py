@@ -33,14 +33,14 @@ Single = TypeVar("Single", Verifier, Policy)
 
 
 def automatic(model_path: str, draft_path: str = "") -> str:
-    """`auto`: n-gram lookup and the draft model embedded for this target, or token recycling if there is none.
+    """`auto`: n-gram lookup, plus the draft model embedded for this target or, if there is none, token recycling.
 
     `auto:PATH` names a smaller model of your own to draft with instead. The policy decides whether a model drafts and how deep;
     eight levels are more than a small machine ever asks for. Rows are nearly free on a GPU, so lookups and recycled trees are
     larger there: with 32 recycled nodes instead of 8 the embedded model emits a quarter more tokens per step, and rewriting
     files with edits takes an eighth fewer steps. A draft may be approximate, so your own model is held in int8 if its weights
-    can be packed: half as many bytes to read, and hardly a different token. The embedded draft model is held in w8a8, which
-    reads prompts faster and has the same acceptance; whether this is so for other models is not known.
+    can be packed: half as many bytes to read, and almost the same tokens. The embedded draft model is held in w8a8, which reads
+    prompts faster and has the same acceptance; whether this is so for other models is not known.
 
     Source: our own choice of methods that are listed here.
     Proposals: those of its parts

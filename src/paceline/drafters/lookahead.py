@@ -2,8 +2,8 @@
 
 The window has W columns of N - 1 tokens, and each column begins one position after the previous one. Column 0 begins with the
 root. In the tree, the first token of any other column is a child of the first token of the column before it, and every further
-token is a child of the token before it in its column. All of them are probes, never candidates. The token that the target
-chooses at the end of a column completes an n-gram, which is added to the pool, and the column moves on by one token.
+token is a child of the token before it in its column. All of them but the root are probes, never candidates. The token that the
+target chooses at the end of a column completes an n-gram, which is added to the pool, and the column moves on by one token.
 
 Candidates are the pool's n-grams that begin with the root; each is extended by the latest n-gram of its last token, which the
 paper does not do. The pool also learns the n-grams of the text, an option of the authors' implementation. Columns take the

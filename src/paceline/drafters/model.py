@@ -45,9 +45,10 @@ from paceline.tree_shapes import Ranks, Shape, brush, caterpillar, optimal_tree
 
 class Options(BaseModel):
     """path: the checkpoint's directory, Hub id or embedded name; if left out, the draft model embedded for the target. depth:
-    levels drafted; if left out, a policy that ends drafts itself sets it for a chain. width: children per level of a chain, or
-    per node of a dynamic tree. samples: chains in parallel. tree: a `chain`, or a `static` or `dynamic` tree of `nodes` nodes.
-    nodes: size of such a tree. bridge: how a model with another tokenizer drafts, by shared `tokens` or by `text`."""
+    levels drafted; if left out, the policies `bass` and `confidence` may set it for a chain. width: children per level of a
+    chain, or per node of a dynamic tree. samples: chains in parallel. tree: a `chain`, or a `static` or `dynamic` tree of
+    `nodes` nodes. nodes: size of such a tree. bridge: how a model with another tokenizer drafts, by shared `tokens` or by
+    `text`."""
 
     model_config = ConfigDict(extra="forbid", protected_namespaces=())
 

@@ -1,6 +1,6 @@
 """Spans of a reference text that the answer is expected to follow apart from edits: an earlier version, a document, a guess.
 
-The reference is the request's own, else the file's, else the prompt. Drafting begins before anything is generated: behind the
+The reference is the request's own, else the file's, else the prompt. Drafting begins before anything is generated: after the
 prompt's last tokens if they occur in the reference, else at its first token (unless the reference is the prompt itself). From
 there a pointer into the reference moves along with the answer. After an edit, or a first token that differs, it takes a step or
 two until the last tokens of the answer are found in the reference again. The more tokens have matched, the longer drafts are. A

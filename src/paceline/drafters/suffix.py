@@ -1,4 +1,4 @@
-"""Suffix decoding: what followed earlier occurrences of the longest suffixes, in this request and the tenant's past answers.
+"""Suffix decoding: what followed earlier occurrences of the text's longest suffixes, here and in the tenant's past answers.
 
 Every suffix that occurred before, in the prompt, the answer or a past answer, tells which tokens came next and how often. From
 each, a tree is grown along the most likely paths, larger for a longer match, and the tree with the most expected tokens is
@@ -33,7 +33,7 @@ from paceline.tree import DraftTree, Proposal
 
 
 class Options(BaseModel):
-    """past: tokens of past answers kept per tenant, 0 for none. tenants: most tenants with past answers, those answered last.
+    """past: tokens of past answers kept per tenant, 0 for none. tenants: for how many tenants they are kept, those answered last.
 
     nodes, depth: largest size of a draft. factor, offset: after a match of n tokens, at most factor * n + offset nodes are
     drafted. floor: least probability of a drafted path.

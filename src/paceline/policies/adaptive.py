@@ -4,15 +4,15 @@ It learns how long forward passes with so many rows and drafts with so many leve
 draft token is to be right, by drafter, depth, confidence and request (`learning/acceptance`, `learning/depth_acceptance`). From
 these it makes five decisions per step:
 
-- *Does any drafter run?* From time to time a few steps go without drafts, and are timed against those before. If tokens came
-  faster that way, no drafter runs for a while (`learning/draft_pauses`); the other decisions also compare with the time of such
-  steps.
+- *Does any drafter run?* From time to time a few steps go without drafts, and are timed against those before. If tokens come
+  faster that way twice in a row, no drafter runs for a while (`learning/draft_pauses`); the other decisions also compare with
+  the time of such steps.
 - *Is a lookup worth its time?* Each request tracks how many seconds lookups saved (`learning/lookup_value`), beyond what a costly
-  drafter would have saved that did not run because of them.
+  drafter, not run because of them, would have saved.
 - *Does a costly drafter run, and for which sequences?* It runs for the set of sequences, and to the depth, with the most expected
   tokens per second, given the levels that the target would verify anyway because lookups proposed them. A drafter that is never
   worth it is tried from time to time. One that can end its drafts early may use its full depth, any other only that depth.
-- *Where does its draft end early?* Behind a token that makes the whole path so unlikely that one more level would take more time
+- *Where does its draft end early?* After a token that makes the whole path so unlikely that one more level would take more time
   per expected token than tokens usually take.
 - *What does the target verify?* The nodes of all trees in order of probability, as long as each still raises tokens per second:
   many where rows are nearly free, few on a busy machine.

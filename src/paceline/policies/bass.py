@@ -1,9 +1,9 @@
 """BASS: one draft length for the whole batch, longer after a fully accepted draft, shorter after every other step.
 
 If any sequence accepts as many tokens as the deepest draft of the step has levels, the length grows by `increment`, up to
-`limit`. Otherwise it shrinks by a tenth, and by one more if it also shrank in the previous step, but never below the most tokens
-accepted in the step. A draft model drafts to this length unless it has a `depth` of its own; lookups stay within their own
-limits.
+`limit`. Otherwise it shrinks by a tenth (`divisor`), rounded up, and by one more if it also shrank in the previous step, but
+never below the most tokens accepted in the step. A draft model drafts to this length unless it has a `depth` of its own; lookups
+stay within their own limits.
 
 Source: BASS (arXiv:2404.15778), Algorithm 1.
 """

@@ -5,7 +5,7 @@ target finds more likely than the draft did makes up for an earlier one that it 
 accepted than by testing one after another, never fewer. In a tree only the path of first children is verified. Tokens that were
 not sampled count as point masses, which gain nothing from it.
 
-At a temperature, a seed gives the same text again only for the same request number of an engine, as draws depend on it too.
+At a temperature, a seed gives the same text again only for the request of the same number in an engine: draws depend on it too.
 
 Source: Sun et al., Block Verification Accelerates Speculative Decoding (arXiv:2403.10444).
 Exactness: law for every kind of proposal; text when greedy

@@ -1,15 +1,15 @@
 """Contrastive: tokens follow a distribution that favours what the target finds more likely than the draft model does.
 
-That distribution is not the target's: among tokens with at least `alpha` times the target's largest probability, scores are `(1
-+ beta) log target - beta log amateur`, where the amateur is the draft model without sampling parameters. Logit bias and
+That distribution is not the target's: among tokens with at least `alpha` times the target's largest probability, scores are
+`(1 + beta) log target - beta log amateur`, where the amateur is the draft model without sampling parameters. Logit bias and
 penalties act on the target; temperature, top-k, top-p and min-p act on the scores. Drafts are sampled from the amateur and
 tested against this distribution, which is kept exactly; greedy requests take the best score. A token with no probability under
 the amateur, usually because the amateur's vocabulary lacks it, is not contrasted: its score is the target's alone.
 
 Without the amateur's distribution there is nothing to contrast with, and the token follows the target's own, though the answer
 is still reported as contrastive. That is so in every step without a draft: when a single token is left to generate, when the
-cache has no room for a draft, past the end of the amateur's context window or behind a token unknown to it, and for requests
-that turn drafting off. It is also so at a node where the amateur's logits are NaN.
+cache has no room for a draft, past the end of the amateur's context window or after a token unknown to it, and for requests that
+turn drafting off. It is also so at a node where the amateur's logits are NaN.
 
 Source: speculative contrastive decoding, Yuan et al. (arXiv:2311.08981); the scores are those of Li et al. (arXiv:2210.15097) in
 the form of O'Brien and Lewis (arXiv:2309.09117).

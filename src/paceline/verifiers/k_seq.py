@@ -2,13 +2,13 @@
 
 A token is accepted with probability target / (ratio * proposal), at most 1. The ratio, between 1 and the number of drafts, is
 the smallest with which no token is emitted too often: there, the probability that any of the drafts is accepted equals that of a
-single draft times the ratio. Drafts of equal text are tested together at the next position. Tokens sampled in another way are
+single draft times the ratio. Drafts of equal text are tested together at the next position. Tokens chosen in another way are
 tested as in `multi-round`.
 
 Only several drafts for one position make a difference: with one, the default of a draft model, this is `rejection`. Ask for more
 with `samples=` or `width=`, as in `model:PATH,samples=4`.
 
-At a temperature, a seed gives the same text again only for the same request number of an engine, as draws depend on it too.
+At a temperature, a seed gives the same text again only for the request of the same number in an engine: draws depend on it too.
 
 Source: SpecTr, Sun et al. (arXiv:2310.15141).
 Exactness: law for every kind of proposal; text when greedy

@@ -7,7 +7,7 @@ accepted more often, and are the default. Children of several draft models are e
 Only siblings make a difference: with one child per node this is `rejection`. A model drafts several with `width=` or `samples=`,
 as in `model:PATH,width=3`.
 
-At a temperature, a seed gives the same text again only for the same request number of an engine, as draws depend on it too.
+At a temperature, a seed gives the same text again only for the request of the same number in an engine: draws depend on it too.
 
 Source: SpecInfer (arXiv:2305.09781), section 4.3; without replacement Sequoia (arXiv:2402.12374) and Jeon et al.
 (arXiv:2402.14160).

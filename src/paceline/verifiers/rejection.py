@@ -4,7 +4,7 @@ A token sampled from a proposal is accepted with probability target / proposal, 
 the residual: the target's distribution minus the proposal, where that is positive. In a tree only the first child of every node
 is tested. A token that was not sampled is accepted with its target probability.
 
-At a temperature, a seed gives the same text again only for the same request number of an engine, as draws depend on it too.
+At a temperature, a seed gives the same text again only for the request of the same number in an engine: draws depend on it too.
 
 Source: Leviathan et al. (arXiv:2211.17192), section 2.3; Chen et al. (arXiv:2302.01318), algorithm 2.
 Exactness: law for every kind of proposal; text when greedy

@@ -2,12 +2,12 @@
 
 The first token of a pair is sampled, and the second is the hub, the draft's most likely token; if the first is the hub, the
 second is sampled from the others. So every pair contains the hub, and probability that a pair cannot give to its other token
-goes to the hub. Tokens sampled in another way are tested as in `multi-round`.
+goes to the hub. Tokens chosen in another way are tested as in `multi-round`.
 
 Only pairs make a difference: with one child per node this is `rejection`. A model drafts pairs with `width=2`, as in
 `model:PATH,width=2`.
 
-At a temperature, a seed gives the same text again only for the same request number of an engine, as draws depend on it too.
+At a temperature, a seed gives the same text again only for the request of the same number in an engine: draws depend on it too.
 
 Source: SpecHub, Sun et al. (arXiv:2411.05289).
 Exactness: law for every kind of proposal; text when greedy

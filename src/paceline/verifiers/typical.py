@@ -1,9 +1,9 @@
 """Typical: a draft token is accepted if it is probable enough, given the target's uncertainty there. Lossy.
 
-A token passes if its probability, after the request's sampling parameters, is above the lesser of `epsilon` and `delta *
-exp(-entropy)`. The longest path of such tokens is accepted, and then the target's most likely token is emitted: without drafts
-the text is greedy. At a temperature the tokens have neither the text nor the distribution of plain decoding. Greedy requests are
-decided as under `match`, so their text is that of plain decoding.
+A token passes if its probability, after the request's sampling parameters, is above the lesser of `epsilon` and
+`delta * exp(-entropy)`. The longest path of such tokens is accepted, and then the target's most likely token is emitted: without
+drafts the text is greedy. At a temperature the tokens have neither the text nor the distribution of plain decoding. Greedy
+requests are decided as under `match`, so their text is that of plain decoding.
 
 Source: Medusa, Cai et al. (arXiv:2401.10774), section 2.3.1.
 Exactness: none
