@@ -16,6 +16,7 @@ from paceline.cache.base import Branching
 from paceline.cascade import Cascade
 from paceline.drafters.base import Drafter, Surroundings
 from paceline.drafters.merge import MergedDrafter
+from paceline.kernels.precompiled import EMBEDDED_DRAFT_WEIGHTS
 from paceline.models.base import WEIGHTS, LanguageModel, ModelError
 from paceline.models.embedded import draft_of
 from paceline.models.load import packs_weights
@@ -53,8 +54,8 @@ def automatic(model_path: str, draft_path: str = "") -> str:
     found, recycled = ("ngram:depth=32,nodes=32", "recycle:nodes=32") if torch.cuda.is_available() else ("ngram", "recycle")
     if not draft:
         return f"{found}+{recycled}"
-    held = "@int8" if draft_path else "@w8a8"
-    return f'{found}+model:"{draft}",depth=8{held if packs_weights(draft) else ""}'
+    weights = "int8" if draft_path else EMBEDDED_DRAFT_WEIGHTS
+    return f'{found}+model:"{draft}",depth=8{f"@{weights}" if packs_weights(draft) else ""}'
 
 
 def is_automatic(draft: str) -> bool:

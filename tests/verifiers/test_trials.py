@@ -156,7 +156,7 @@ def test_acceptance_in_one_example_rises_from_iid_to_without_replacement_to_hub(
         draws = every_draw(proposal, kind, 2)
         accepted[name] = node_law(rule_of(rule), target, draws).accepted
         assert accepted[name] <= best_possible(target, draws) + 1e-12
-    assert 0.7 < accepted["with"] < accepted["without"] < accepted["hub"]
+    assert 0.7 < accepted["with"] < accepted["without"] < accepted["hub"] <= 1
     assert accepted["k-seq"] > 0.7
 
 

@@ -1,7 +1,4 @@
-"""Precompiled: the kernels that nearly every run needs, compiled together on a new machine, slowest first.
-
-int8 is among them because embedded draft models use it.
-"""
+"""Precompiled: the kernels that nearly every run needs, compiled together on a new machine, slowest first."""
 
 from __future__ import annotations
 
@@ -12,9 +9,11 @@ from paceline.kernels.native.entries import DRAFT, IDLE, LEAD, STEP, WORK, packe
 from paceline.kernels.ngrams import continuations
 from paceline.kernels.successors.successors import RECORD_TOP_K
 
+EMBEDDED_DRAFT_WEIGHTS = "w8a8"
+"""The weight format in which `auto` holds embedded draft models; its kernels are in `PRECOMPILED`."""
 CHOICES: tuple[Kernel, ...] = (WALK_TREES, TOKEN_LOGPROBS)
 """Kernels that any target on a CPU needs, whatever its backend."""
 PRECOMPILED: tuple[Kernel, ...] = (
-    *(STEP, DRAFT, *CHOICES, product("int8"), packer("int8")),
+    *(STEP, DRAFT, *CHOICES, product(EMBEDDED_DRAFT_WEIGHTS), packer(EMBEDDED_DRAFT_WEIGHTS)),
     *(*continuations.KERNELS, RECORD_TOP_K, IDLE, WORK, LEAD),
 )
