@@ -41,6 +41,14 @@ def test_a_rule_that_changes_texts_is_refused_before_anybody_has_said_anything(m
     assert run(monkeypatch, *lossy, "--lossy") == 0
 
 
+def test_an_answer_follows_a_grammar_which_is_read_before_anybody_has_said_anything(monkeypatch, capsys, models) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("hello\n"))
+    assert run(monkeypatch, "chat", models[0], "--regex", "(a|b") == 2
+    assert "the regular expression cannot be used" in capsys.readouterr().err
+    assert run(monkeypatch, "chat", models[0], "--regex", "(a|b)!") == 0
+    assert capsys.readouterr().out.strip() in {"a!", "b!"}
+
+
 class _Typed(io.StringIO):
     """A terminal; typed lines are read by `input`."""
 

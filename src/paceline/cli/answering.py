@@ -26,15 +26,28 @@ def loaded(
     weights: str | None,
     kv_cache: str | None,
     cache_tokens: int = 65536,
+    has_grammar: bool = False,
     quiet: bool = False,
     talks: bool = False,
 ) -> LLM:
-    """Load a target with its drafter, with a spinner on a terminal. talks: the model must have a chat template."""
+    """Load a target with its drafter, with a spinner on a terminal. has_grammar: answers follow a grammar, so what it forces is
+    drafted too, unless nothing is. talks: the model must have a chat template."""
+    from paceline.compose import IfItFits
     from paceline.engine.llm import LLM
+
+    extra = [IfItFits("grammar")] if has_grammar and draft != "none" else []
 
     with nullcontext() if quiet or not err.is_terminal else err.status("loading the model"):
         llm = LLM(
-            model, draft, verify=verify, lossy=lossy, policy=policy, weights=weights, kv_cache=kv_cache, cache_tokens=cache_tokens
+            model,
+            draft,
+            verify=verify,
+            lossy=lossy,
+            policy=policy,
+            weights=weights,
+            kv_cache=kv_cache,
+            extra_drafters=extra,
+            cache_tokens=cache_tokens,
         )
         if talks:
             # imports the template engine, which takes a while, before anyone waits for an answer

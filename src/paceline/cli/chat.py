@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 
 from paceline.cli.answering import Typed, loaded, streamed
+from paceline.cli.grammars import JsonSchema, Lark, Regex, grammar_of
 from paceline.cli.options import (
     CacheTokens,
     Draft,
@@ -63,6 +64,9 @@ def chat(
     frequency_penalty: FrequencyPenalty = 0.0,
     seed: Seed = None,
     stop: Stop = None,
+    json_schema: JsonSchema = None,
+    regex: Regex = None,
+    lark: Lark = None,
 ) -> None:
     """Chat with a model through its chat template. An empty line or end of input quits; Ctrl-C ends an answer."""
     need_output()
@@ -81,10 +85,12 @@ def chat(
         frequency_penalty=frequency_penalty,
         seed=seed,
         stop=tuple(stop or ()),
+        grammar=grammar_of(json_schema, regex, lark),
     )
-    llm = loaded(model, draft, verify, lossy, policy, weights, kv_cache, cache_tokens, talks=True)
+    llm = loaded(model, draft, verify, lossy, policy, weights, kv_cache, cache_tokens, params.grammar is not None, talks=True)
     # before the first message is typed
     llm.check_exactness(params)
+    llm.engine.check_grammar(params)
     system_messages = [] if system is None else [{"role": "system", "content": system}]
     messages = list(system_messages)
     is_typed = sys.stdin.isatty()

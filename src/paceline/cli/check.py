@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paceline.cli.answering import loaded
+from paceline.cli.grammars import JsonSchema, Lark, Regex, grammar_of
+from paceline.cli.inputs import text_of_file
 from paceline.cli.options import (
     CheckedPolicy,
     Draft,
@@ -29,7 +31,7 @@ from paceline.cli.options import (
 from paceline.cli.terminal import err, fail, out, tell_json
 
 _LARGEST_BYTES = 64 << 20
-"""Largest file of prompts; bounded, since a device may have no end."""
+"""Largest file of prompts."""
 
 if TYPE_CHECKING:
     from paceline.engine.check import Row
@@ -53,6 +55,9 @@ def check(
     temperature: Temperature = 1.0,
     top_p: TopP = 1.0,
     seed: Seed = 0,
+    json_schema: JsonSchema = None,
+    regex: Regex = None,
+    lark: Lark = None,
     as_json: Json = False,
 ) -> None:
     """Compare speculative with plain decoding, greedy and sampled. Exit code 0: lossless, 1: not, 3: inconclusive.
@@ -67,8 +72,8 @@ def check(
     from paceline.engine.prompts import all_prompts
 
     asked = _read_prompts(prompts) if prompts else all_prompts()
-    greedy = sampling_params(max_tokens=max_tokens, seed=seed)
-    heated = sampling_params(max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed)
+    both = {"max_tokens": max_tokens, "seed": seed, "grammar": grammar_of(json_schema, regex, lark)}
+    greedy, heated = sampling_params(**both), sampling_params(temperature=temperature, top_p=top_p, **both)
     settings = [greedy, heated] if heated.temperature > 0 else [greedy]
     llm = loaded(model, draft, verify, lossy, "fixed" if policy is None else policy, weights, kv_cache, quiet=as_json)
     rows = []
@@ -80,7 +85,8 @@ def check(
             bar.advance(task, 1 if isinstance(row, Comparison) else len(asked) * len(row.ranks) / drawn)
         bar.update(task, description="checking the verifier on four tokens", total=None)
         small = list(small_fits(llm)) if law_of(rows) else []
-    answer = verdict(rows, small)
+    drafts = llm.engine.speculative.drafter.budget.nodes > 0
+    answer = verdict(rows, small, drafts)
     if as_json:
         tell_json(_check_json(llm, rows, small, answer))
     else:
@@ -89,17 +95,9 @@ def check(
 
 
 def _read_prompts(path: Path) -> list[str]:
-    try:
-        with path.open("rb") as file:
-            read = file.read(_LARGEST_BYTES + 1)
-        if len(read) > _LARGEST_BYTES:
-            fail(f"{path} is larger than {_LARGEST_BYTES >> 20} MiB")
-        # not splitlines(): JSON strings may contain U+2028 and similar characters
-        lines = [line.removesuffix("\r") for line in read.decode("utf-8-sig").split("\n") if line.strip()]
-    except (OSError, UnicodeDecodeError) as error:
-        fail(f"cannot read {path}: {getattr(error, 'strerror', None) or 'it is not UTF-8 text'}")
-    if not lines:
-        fail(f"{path} holds no prompt")
+    text = text_of_file(path, _LARGEST_BYTES, "a file of prompts")
+    # not splitlines(): JSON strings may contain U+2028 and similar characters
+    lines = [line.removesuffix("\r") for line in text.split("\n") if line.strip()]
     return [_prompt_of(line, f"{path} row {number}") for number, line in enumerate(lines, 1)]
 
 

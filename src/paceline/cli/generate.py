@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paceline.cli.answering import Typed, loaded, streamed
+from paceline.cli.grammars import JsonSchema, Lark, Regex, grammar_of
+from paceline.cli.inputs import text_of_file, text_of_stdin
 from paceline.cli.options import (
     CacheTokens,
     Draft,
@@ -36,14 +37,12 @@ from paceline.cli.options import (
 from paceline.cli.terminal import err, fail, need_output, out, tell_json
 
 if TYPE_CHECKING:
-    from typing import BinaryIO
-
     from paceline.engine.llm import LLM, Completion
     from paceline.learning.costs import Costs
     from paceline.params import SamplingParams
 
 _LARGEST_BYTES = 16 << 20
-"""Largest prompt, more than any context holds; bounded, since a device may have no end."""
+"""Largest prompt, more than any context holds."""
 
 
 def generate(
@@ -71,6 +70,9 @@ def generate(
     frequency_penalty: FrequencyPenalty = 0.0,
     seed: Seed = None,
     stop: Stop = None,
+    json_schema: JsonSchema = None,
+    regex: Regex = None,
+    lark: Lark = None,
     as_json: Json = False,
     trace: Annotated[bool, typer.Option("--trace", help="Colour tokens by drafter; show rejected draft tokens.")] = False,
     profile: Annotated[bool, typer.Option("--profile", help="Show the time spent in each part of a step.")] = False,
@@ -90,11 +92,12 @@ def generate(
         frequency_penalty=frequency_penalty,
         seed=seed,
         stop=tuple(stop or ()),
+        grammar=grammar_of(json_schema, regex, lark),
     )
     if trace and as_json:
         fail("--trace is for people to look at, and --json for programs: leave one of them out")
     prompt = _prompt(prompt, prompt_file)
-    llm = loaded(model, draft, verify, lossy, policy, weights, kv_cache, cache_tokens, quiet=as_json)
+    llm = loaded(model, draft, verify, lossy, policy, weights, kv_cache, cache_tokens, params.grammar is not None, quiet=as_json)
     tracer = Trace(out, llm.tokenizer) if trace and not as_json else None
     began = perf_counter()
     last = streamed(llm.stream(prompt, params), tracer.show if tracer else None if as_json else Typed().show)
@@ -120,37 +123,12 @@ def _prompt(prompt: str, file: Path | None) -> str:
     if prompt and file is not None:
         fail("a prompt is given by -p or by --prompt-file, not by both")
     if file is not None:
-        try:
-            with file.open("rb") as stream:
-                return _text(stream, f"'{file}'")
-        except OSError as error:
-            fail(f"cannot read '{file}': {error.strerror}")
+        return text_of_file(file, _LARGEST_BYTES, "a prompt")
     if prompt == "-":
-        # the parent process may have closed it
-        if sys.stdin is None:
-            fail("cannot read the prompt: standard input is closed")
-        try:
-            return _text(sys.stdin.buffer, "standard input")
-        except OSError as error:
-            fail(f"cannot read standard input: {error.strerror}")
+        return text_of_stdin(_LARGEST_BYTES, "a prompt")
     if not prompt:
         fail("a prompt is needed: -p TEXT, -p - for standard input, or --prompt-file FILE")
     return prompt
-
-
-def _text(stream: BinaryIO, name: str) -> str:
-    """All of a stream without the line break at its end, which editors and `echo` add."""
-    read = stream.read(_LARGEST_BYTES + 1)
-    if len(read) > _LARGEST_BYTES:
-        fail(f"{name} is larger than the {_LARGEST_BYTES >> 20} MiB that a prompt may have")
-    try:
-        text = read.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        fail(f"{name} is not UTF-8 text: see byte {error.start}")
-    text = text.removesuffix("\n").removesuffix("\r")
-    if not text.strip():
-        fail(f"{name} holds no text")
-    return text
 
 
 def _answer_json(llm: LLM, completion: Completion, params: SamplingParams, wall_s: float) -> dict[str, Any]:

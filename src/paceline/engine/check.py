@@ -68,7 +68,8 @@ def examine(llm: LLM, draft: str, prompts: Many[Prompt], settings: Many[Sampling
 
 
 def _check_prompts(llm: LLM, prompts: Many[Prompt], params: SamplingParams) -> None:
-    """Raises RequestError, which names the prompt, where one of them would be refused."""
+    """Raises RequestError where the grammar cannot be used, or one of the prompts, which it names, would be refused."""
+    llm.engine.check_grammar(params)
     for number, prompt in enumerate(prompts, 1):
         try:
             llm.engine.abort(llm.engine.add(llm.encode(prompt), params))
@@ -99,6 +100,7 @@ def _divergence(
     gap = float("inf")
     if ours >= 0 and theirs >= 0:
         sequence = Sequence(0, tuple(llm.encode(prompt)), params, plain.seed, llm.engine.stop_ids(params))
+        sequence.constraint = llm.engine.constraint(params)
         sequence.commit(tuple(left[:at]), ("",) * at)
         logits = llm.target.logits_after([(sequence, tuple(sequence.tokens))], llm.target.new_cache())[0]
         pair = torch.tensor([ours, theirs])
@@ -124,18 +126,20 @@ def small_fits(llm: LLM) -> Iterator[SmallFit]:
         yield small_fit(verifier, kind, FALSE_ALARM / len(kinds))
 
 
-def verdict(rows: Many[Row], small: Many[SmallFit] = ()) -> str:
-    """`lossless`, `not lossless`, or `inconclusive`, with the reason in `doubt`. small: from `small_fits`."""
+def verdict(rows: Many[Row], small: Many[SmallFit] = (), drafts: bool = True) -> str:
+    """`lossless`, `not lossless`, or `inconclusive`, with the reason in `doubt`. small: from `small_fits`. drafts: False for a
+    drafter that never drafts, so that nothing accepted is no doubt."""
     law = law_of(rows)
     if any(not divergence.near_tie for divergence in _parted(rows)) or (law is not None and not law.holds):
         return "not lossless"
     if not all(one.holds for one in small):
         return "not lossless"
-    return "lossless" if doubt(rows) is None else "inconclusive"
+    return "lossless" if doubt(rows, drafts) is None else "inconclusive"
 
 
-def doubt(rows: Many[Row]) -> str | None:
-    """Why rows without a fault do not show that speculation is lossless, in a sentence; None where they do."""
+def doubt(rows: Many[Row], drafts: bool = True) -> str | None:
+    """Why rows without a fault do not show that speculation is lossless, in a sentence; None where they do. drafts: as for
+    `verdict`."""
     if any(row.speculative.keeps == "nothing" for row in rows):
         return "this verifier promises nothing for these drafts: what it kept here it may not keep elsewhere"
     if _parted(rows):
@@ -145,10 +149,10 @@ def doubt(rows: Many[Row]) -> str | None:
         drafted, accepted = counts.get(row.temperature, (0, 0))
         count = row.speculative.speculation
         counts[row.temperature] = drafted + count.draft_tokens, accepted + count.accepted_tokens
-    if not any(accepted for _, accepted in counts.values()):
+    if drafts and not any(accepted for _, accepted in counts.values()):
         return "nothing that was drafted was accepted, so nothing was put to the test"
     for temperature, (drafted, accepted) in counts.items():
-        if not accepted:
+        if drafts and not accepted:
             what = "nothing that was drafted was accepted" if drafted else "nothing was drafted"
             return f"at temperature {temperature:g} {what}, so nothing was put to the test there"
     law = law_of(rows)

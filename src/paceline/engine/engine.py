@@ -164,6 +164,13 @@ class Engine:
         thread, where it delays no step. Raises GrammarError as `Grammars.check` does."""
         return None if params.grammar is None else self.grammars.constraint(params.grammar, self.stop_ids(params))
 
+    def check_grammar(self, params: SamplingParams) -> None:
+        """Raises RequestError where the grammar of these parameters cannot be used."""
+        try:
+            self.constraint(params)
+        except GrammarError as error:
+            raise RequestError(str(error)) from error
+
     def stop_ids(self, params: SamplingParams) -> frozenset[int]:
         """Token ids that end a request: the model's EOS unless ignored, and the request's own."""
         return params.stop_token_ids if params.ignore_eos else self.speculative.target.eos_token_ids | params.stop_token_ids

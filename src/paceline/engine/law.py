@@ -156,6 +156,7 @@ def draws(llm: LLM, prompts: Many[Prompt], params: SamplingParams) -> Iterator[D
 def placed(llm: LLM, prompt: Prompt, params: SamplingParams, answer: Completion) -> Draws:
     """Where the tokens of an answer lie in the distributions that plain decoding has behind the same text."""
     sequence = Sequence(0, tuple(llm.encode(prompt)), params, answer.seed, llm.engine.stop_ids(params))
+    sequence.constraint = llm.engine.constraint(params)
     exact, ranks, excess, variance, impossible = llm.target.batch_invariant, list[float](), 0.0, 0.0, 0
     for token, logits in zip(answer.token_ids, _rows(llm.target, sequence, answer.token_ids), strict=True):
         context = Context(sequence)
