@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForImageTextToText
 
 from models.test_families import largest_error
-from paceline.models.base import LanguageModel
+from paceline.models.base import LanguageModel, ModelError
 from paceline.models.load import load_model
 from tiny import tiny_model
 
@@ -44,6 +44,31 @@ def test_a_vision_models_text_is_computed_by_its_text_configuration(tmp_path: Pa
     reference = AutoModelForImageTextToText.from_config(config).float().eval()
     reference.save_pretrained(tmp_path)
     assert largest_error(load_model(tmp_path), reference) < 1e-4
+
+
+@pytest.mark.parametrize("kind", SEEING)
+def test_a_vision_models_quantised_weights_are_never_read_without_their_scales(tmp_path: Path, kind: str) -> None:
+    """The whole model's configuration states the quantisation, that of its text does not."""
+    torch.manual_seed(1)
+    config = AutoConfig.for_model(kind, text_config={**SIZES, **SEEING[kind]}, vision_config=SIGHT)
+    reference = AutoModelForImageTextToText.from_config(config).float().eval()
+    reference.save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    narrow = {name: weight for name, weight in tensors.items() if "language_model" in name and name.endswith("proj.weight")}
+    scales = {name: weight.abs().max() / 100 for name, weight in narrow.items()}
+    for name, weight in narrow.items():
+        tensors |= {name: (weight / scales[name]).to(torch.float8_e4m3fn), f"{name}_scale_inv": scales[name].reshape(1, 1)}
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    stated = json.loads((tmp_path / "config.json").read_text())
+    fp8 = {"quant_method": "fp8", "weight_block_size": [128, 128], "activation_scheme": "dynamic"}
+    (tmp_path / "config.json").write_text(json.dumps({**stated, "quantization_config": fp8}))
+    try:
+        error = largest_error(load_model(tmp_path), reference)
+    except ModelError as refused:
+        # transformers needs another package for it
+        assert "FP8" in str(refused)
+    else:
+        assert error < 0.1
 
 
 def test_a_gemma_whose_layers_share_keys_decodes_many_sequences_at_once(tmp_path: Path) -> None:

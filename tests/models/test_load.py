@@ -8,6 +8,7 @@ import struct
 import warnings
 from collections.abc import Callable
 from fnmatch import fnmatch
+from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from threading import Event, Thread
@@ -674,6 +675,18 @@ def test_absent_tokenizers_are_named(folder: Path) -> None:
     assert "tokenizer_config.json" in refusal(lambda: Tokenizer(folder))
     (folder / "tokenizer_config.json").unlink()
     assert "tokenizer.json is missing" in refusal(lambda: Tokenizer(folder))
+    (folder / "tekken.json").write_text("{}")
+    assert "its tekken.json is not read" in refusal(lambda: Tokenizer(folder))
+
+
+@pytest.mark.skipif(find_spec("sentencepiece") is not None, reason="it can be read here")
+def test_a_tokenizer_of_sentencepiece_alone_names_the_packages_that_read_it(folder: Path) -> None:
+    (folder / "tokenizer.json").unlink()
+    edit(folder / "tokenizer_config.json", tokenizer_class="LlamaTokenizer")
+    (folder / "tokenizer.model").write_bytes(b"\x0a\x0e\x0a\x05<unk>\x15\x00\x00\x00\x00\x18\x02")
+    assert refusal(lambda: Tokenizer(folder)).endswith(
+        "reading its tokenizer.model needs the packages sentencepiece and protobuf"
+    )
 
 
 def test_vocabularies_are_compared_token_by_token(whole: Path, folder: Path) -> None:

@@ -238,15 +238,17 @@ def _weighed(checkpoint: Checkpoint, config: Any, dtype: torch.dtype | None) -> 
     """The transformers model with every weight read from the checkpoint, in eval mode, frozen, on its device."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
-    _check_scaled(checkpoint)
+    scaled = _scaled(checkpoint)
     device = _device()
     if dtype is None and device.type == "cpu":
         dtype = torch.float32
     try:
         architecture: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
         if getattr(architecture, "config_class", None) is config.sub_configs.get("text_config", object):
-            # a vision-language model's language model has its own configuration
-            config = config.get_text_config()
+            # a vision-language model's language model has its own configuration, and the whole model's quantisation
+            quantisation, config = getattr(config, "quantization_config", None), config.get_text_config()
+            if quantisation is not None:
+                config.quantization_config = quantisation
         # a quantised number takes at least one bit
         most = 8 * checkpoint.size_bytes if "quantization_config" in checkpoint.config else 2 * checkpoint.parameters
         asked = _asked(architecture, config)
@@ -275,22 +277,24 @@ def _weighed(checkpoint: Checkpoint, config: Any, dtype: torch.dtype | None) -> 
     missing = sorted(report["missing_keys"])
     if missing:
         raise ModelError(f"'{checkpoint.path}' lacks {len(missing)} tensors of its config.json, first '{missing[0]}'")
+    if scaled and getattr(config, "quantization_config", None) is None:
+        raise ModelError(f"'{checkpoint.path}' holds weights of the type {scaled}, and transformers would not scale them")
     try:
         return model.eval().requires_grad_(False).to(device)
     except torch.OutOfMemoryError as error:
         raise ModelError(f"the device has too little memory for '{checkpoint.name}'") from error
 
 
-def _check_scaled(checkpoint: Checkpoint) -> None:
-    """Raises ModelError if weights are quantised numbers and transformers does not know the method: it would use them without
-    their scales."""
+def _scaled(checkpoint: Checkpoint) -> str | None:
+    """The type of weights that are quantised numbers, which mean nothing without their scales; None if there are none. Raises
+    ModelError if transformers does not know the method."""
     kinds = {kind for name, kind in Tensors(checkpoint).kinds.items() if name.endswith(".weight")}
-    scaled = sorted(kind for kind in kinds if kind.startswith("F8_") or kind in _WHOLE)
-    if not scaled or _is_quantised(checkpoint):
-        return
+    scaled = min((kind for kind in kinds if kind.startswith("F8_") or kind in _WHOLE), default=None)
+    if scaled is None or _is_quantised(checkpoint):
+        return scaled
     method = _quantisation(checkpoint).get("quant_method")
     unknown, unsaid = f"quantised by '{method}', which is not known here", "and its config.json does not say how to scale them"
-    raise ModelError(f"'{checkpoint.path}' holds weights of the type {scaled[0]}, {unknown if method else unsaid}")
+    raise ModelError(f"'{checkpoint.path}' holds weights of the type {scaled}, {unknown if method else unsaid}")
 
 
 def _quantisation(checkpoint: Checkpoint) -> dict[str, Any]:

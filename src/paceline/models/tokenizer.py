@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence as Many
 from functools import cached_property
 from hashlib import sha256
+from importlib.util import find_spec
 from inspect import signature
 from pathlib import Path
 from types import MappingProxyType
@@ -18,7 +19,7 @@ from paceline.models.checkpoint import read_if_there
 from paceline.models.ends import tokenizer_ends
 from paceline.models.quiet import quiet, sentence
 
-_DESCRIPTION = "tokenizer.json"
+_DESCRIPTION, _SENTENCEPIECE = "tokenizer.json", "tokenizer.model"
 _PLAIN_CLASSES = {"PreTrainedTokenizerFast", "TokenizersBackend"}
 """Tokenizer classes that tokenizer.json describes completely: read without transformers' registry, which is slow to import."""
 _NAMED = ("bos_token", "eos_token", "unk_token", "pad_token")
@@ -185,9 +186,10 @@ def _backend(file: Path) -> Backend:
 
 def _read(path: Path) -> Any:
     settings = read_if_there(path / "tokenizer_config.json")
-    names = (_DESCRIPTION, "tokenizer.model", "vocab.json", "vocab.txt", "tokenizer_config.json")
+    names = (_DESCRIPTION, _SENTENCEPIECE, "vocab.json", "vocab.txt", "tokenizer_config.json")
     if not any((path / name).is_file() for name in names):
-        raise ModelError(f"'{path}' has no tokenizer: tokenizer.json is missing")
+        instead = "; its tekken.json is not read" if (path / "tekken.json").is_file() else ""
+        raise ModelError(f"'{path}' has no tokenizer: tokenizer.json is missing{instead}")
     try:
         if (path / _DESCRIPTION).is_file() and "auto_map" not in settings:
             # whatever class is named: transformers' classes for Llama, GPT-2 or Qwen2 split texts by built-in rules instead of
@@ -200,6 +202,10 @@ def _read(path: Path) -> Any:
         return AutoTokenizer.from_pretrained(str(path), trust_remote_code=False, local_files_only=True)
     # the tokenizers library raises plain Exception for a damaged file
     except Exception as error:
+        if (path / _SENTENCEPIECE).is_file() and not (path / _DESCRIPTION).is_file() and find_spec("sentencepiece") is None:
+            # transformers then takes the file for another format, and asks for a package that does not help
+            needed = f"reading its {_SENTENCEPIECE} needs the packages sentencepiece and protobuf"
+            raise ModelError(f"'{path}' has no {_DESCRIPTION}, and {needed}") from error
         said = f"the tokenizer in '{path}' cannot be read: {sentence(error)}"
         if _DESCRIPTION not in said and not (path / _DESCRIPTION).exists():
             # transformers looks for older files too, so its message does not name the file that is usually missing
