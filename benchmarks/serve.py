@@ -29,12 +29,16 @@ START_S = 120.0
 
 
 def main(out: str) -> int:
+    if healthy():
+        print(f"another server listens on {URL}: end it first", file=sys.stderr)
+        return 1
     paceline = [sys.executable, "-m", "paceline"]
     server = subprocess.Popen([*paceline, "serve", "--port", URL.rpartition(":")[2]], stdout=subprocess.DEVNULL)
     try:
         until = time.monotonic() + START_S
         while not healthy():
             if server.poll() is not None or time.monotonic() > until:
+                print("the server did not start", file=sys.stderr)
                 return 1
             time.sleep(0.1)
         off = ["--against", '{"speculation": {"off": true}}']

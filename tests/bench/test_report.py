@@ -63,6 +63,8 @@ def test_gains_come_with_the_range_of_their_repeats() -> None:
         gain = gains["ngram"]
         assert (gain["ratio"], gain["range"]) == (pytest.approx(11 / 6), pytest.approx([1.0, 11 / 3]))
         assert (gain["decode_ratio"], gain["decode_range"]) == (pytest.approx(2.0), pytest.approx([1.0, 5.0]))
+    other = [{**row, "keeps": "law"} for row in rows]
+    assert "range" not in speedups(other)["one"]["ngram"], "repeats have other texts, of other lengths"
     once = [row for row in rows if row["task"] == "one"]
     for row in once:
         row["seconds"] = {name: [times[:1] for times in prompts] for name, prompts in row["seconds"].items()}

@@ -130,7 +130,7 @@ def test_tables_name_what_is_grown_and_what_is_not_installed(monkeypatch, capsys
     said = capsys.readouterr().out
     assert "GROWN from target" in said
     assert "3 layers of width 128" in said
-    assert "not installed, so not run: ctranslate2" in said
+    assert "Not installed, so not run: ctranslate2" in said
     assert "ngram" in said
     assert "peak resident" in said
     assert "of weights are read in" in said
@@ -289,6 +289,22 @@ def test_rules_and_policies_run_side_by_side(monkeypatch, capsys, models, tasks)
         "draft": f"model:{models[1]}", "verify": "block", "policy": "adaptive",
     }  # fmt: skip
     assert record["failed"] == {}, "each was also measured in a process of its own"
+
+
+def test_memory_is_not_measured_where_another_process_would_not_fit(monkeypatch, capsys, models, tasks) -> None:
+    """It would load the model again beside this one: what was measured before would be lost."""
+    monkeypatch.setattr("paceline.bench.runner.free_bytes", lambda: 1000)
+    monkeypatch.setattr("paceline.bench.runner.peak_of_answering", lambda *_: pytest.fail("another process was started"))
+    assert run(monkeypatch, models[0], "--draft", "ngram", "--tasks", tasks, "--limit", "1", *FEW, "--json") == 0
+    record = json.loads(capsys.readouterr().out)
+    assert record["memory"]["peak_resident_bytes"] is None
+    assert "0.0 are free" in record["failed"]["memory"]
+
+
+def test_peers_are_not_compared_with_a_gpu(monkeypatch, capsys, models) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    assert run(monkeypatch, models[0], "--peers", "transformers") == 2
+    assert "CUDA_VISIBLE_DEVICES" in capsys.readouterr().err
 
 
 def test_memory_is_that_of_the_same_draft_rule_policy_and_sampling(monkeypatch, capsys, models, tasks) -> None:

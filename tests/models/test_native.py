@@ -612,6 +612,17 @@ def test_weights_that_are_not_numbers_are_refused(tmp_path: Path, name: str) -> 
         load_model(rewritten(folder, **{f"model.layers.1.{name}.weight": weight}))
 
 
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_a_router_whose_logits_are_not_numbers_chooses_no_expert_twice(tmp_path: Path, bad: float) -> None:
+    """Their results are sized for each row once per expert; and the model is refused, whatever the other experts' chances are."""
+    folder, _ = checkpoint(tmp_path, "mixtral", num_local_experts=3, num_experts_per_tok=3)
+    name = "model.layers.1.block_sparse_moe.gate.weight"
+    router = load_file(folder / "model.safetensors")[name]
+    router[1] = bad
+    with pytest.raises(ModelError, match="not finite"):
+        load_model(rewritten(folder, **{name: router}))
+
+
 _NARROW_TOLERANCE = 1e-2
 """With rounded activations a value near a rounding boundary may go either way, and so may later keys and values: in these
 models noise of 2**-17 of every activation moves logits by as much, noise of 2**-24 by half of it.

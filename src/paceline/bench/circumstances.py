@@ -38,7 +38,7 @@ def circumstances(record: dict[str, Any], file: str) -> list[str]:
         lines.append(f"- {text}")
     if summary := together(record):
         lines.append(f"- {summary}")
-    return [*lines, *_peers(record), *_memory(record["memory"])]
+    return [*lines, *(f"- {line}" for line in peers(record)), *_memory(record["memory"])]
 
 
 def left_out(record: dict[str, Any]) -> list[str]:
@@ -55,7 +55,7 @@ def counted(number: int, what: str) -> str:
     return f"{number} {what}{'s' * (number != 1)}"
 
 
-def peers_draft(record: dict[str, Any]) -> str:
+def _peers_draft(record: dict[str, Any]) -> str:
     """The draft model that the peers got; empty without peers, and for older records, which lack it."""
     if not record["peers"] or "peers_draft" not in record:
         return ""
@@ -110,19 +110,20 @@ def _promised(record: dict[str, Any]) -> str:
     return " that promises it" if any(row.get("keeps", "text") != "text" for row in record["rows"]) else ""
 
 
-def _peers(record: dict[str, Any]) -> list[str]:
+def peers(record: dict[str, Any]) -> list[str]:
+    """Lines about the peers: versions, formats and options, what failed, and which are not installed."""
     lines = [
-        f"- Peer: {name} {one['version']}, weights {one['weights']}{_peer_options(one)}" for name, one in record["peers"].items()
+        f"Peer: {name} {one['version']}, weights {one['weights']}{_peer_options(one)}" for name, one in record["peers"].items()
     ]
     if record["peers"] and record["threads"] > 1 and not all(one.get("stopped_between") for one in record["peers"].values()):
         lines.append(
-            "- Threads of peers could still spin while others were measured: they were not stopped between their turns then"
+            "Threads of peers could still spin while others were measured: they were not stopped between their turns then"
         )
-    if summary := peers_draft(record):
-        lines.append(f"- {summary}")
-    lines += [f"- {name} failed: {why}" for name, why in record["failed"].items()]
+    if summary := _peers_draft(record):
+        lines.append(summary)
+    lines += [f"{name} failed: {why}" for name, why in record["failed"].items()]
     absent = record["not_installed"]
-    return lines + ([f"- Not installed, so not run: {', '.join(absent)}"] if absent else [])
+    return lines + ([f"Not installed, so not run: {', '.join(absent)}"] if absent else [])
 
 
 def _peer_options(peer: dict[str, Any]) -> str:

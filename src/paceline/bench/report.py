@@ -140,7 +140,9 @@ def speedups(rows: list[dict[str, Any]]) -> dict[str, dict[str, dict[str, Any]]]
             if theirs and mine is not None:
                 ratio = mine / theirs
                 terms |= {f"plain_{prefix}tokens_per_s": theirs, f"{prefix}tokens_per_s": mine, f"{prefix}ratio": ratio}
-                if gains := _gains(*(_repeats(rows, one, prefix) for one in (base, row))):
+                # where only the distribution is kept, repeats have other texts, of other lengths
+                keeps_text = row.get("keeps", "text") == "text"
+                if keeps_text and (gains := _gains(*(_repeats(rows, one, prefix) for one in (base, row)))):
                     terms[f"{prefix}range"] = [ratio * min(gains), ratio * max(gains)]
         found.setdefault(row["task"], {})[row["mode"]] = terms
     return found

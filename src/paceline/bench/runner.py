@@ -34,6 +34,7 @@ from paceline.compose import automatic
 from paceline.engine.llm import LLM
 from paceline.engine.measure import ModelForward, some_tokens
 from paceline.kernels.native.threads import CONTENTION
+from paceline.machine import free_bytes
 from paceline.models.base import WEIGHTS, LanguageModel, check_formats
 from paceline.models.checkpoint import inspected, name_of
 from paceline.models.embedded import DEFAULT
@@ -192,7 +193,6 @@ class _Run:
                 "lossy": settings.lossy,
                 "temperature": settings.temperature,
                 "seed": settings.seed,
-                "greedy": settings.temperature == 0.0,
                 "name": settings.name,
             },
             "tasks": {task.name: {"prompts": len(task.prompts), "left_out": task.left_out} for task in prepared},
@@ -297,8 +297,15 @@ class _Run:
         shared += [f"--weights={settings.weights}"] if settings.weights is not None else []
         shared += [f"--kv-cache={settings.kv_cache}"] if settings.kv_cache is not None else []
         shared += ["--lossy"] if settings.lossy else []
-        with self.watch("memory", len(self.ours)) as advance:
-            for name, mode in self.modes.items():
+        # packing holds weights in two formats for a moment
+        free, needed = free_bytes(), 2 * self.target.weights_bytes
+        if free < needed:
+            self.failures["memory"] = (
+                f"another process with this model may need {needed / 1e9:.1f} GB, and {free / 1e9:.1f} are free"
+            )
+        modes = {} if "memory" in self.failures else self.modes
+        with self.watch("memory", len(modes)) as advance:
+            for name, mode in modes.items():
                 try:
                     peaks.append(peak_of_answering(text, [*shared, *mode.options()], self.threads))
                 except DecoderFailed as error:

@@ -94,6 +94,8 @@ class Settings:
             raise BenchError("peers are measured greedy: leave out --temperature, or --peers")
         if lossy and peers:
             raise BenchError("peers are compared by the same text: leave out --lossy, or --peers")
+        if peers and _uses_gpu():
+            raise BenchError("peers run on the processor, and the target would on a GPU: set CUDA_VISIBLE_DEVICES to ''")
         return cls(
             model,
             tuple(dict.fromkeys(drafts)),
@@ -122,3 +124,10 @@ def _batches(text: str) -> list[int]:
     if not all(size.isascii() and size.isdecimal() and len(size) < 6 and 1 <= int(size) <= LARGEST_BATCH for size in sizes):
         raise BenchError(f"--batch {text}: sizes are whole numbers from 1 to {LARGEST_BATCH}, with commas between them")
     return [int(size) for size in sizes]
+
+
+def _uses_gpu() -> bool:
+    """Whether models are loaded onto a GPU."""
+    import torch
+
+    return torch.cuda.is_available()

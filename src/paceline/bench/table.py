@@ -15,7 +15,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from paceline.bench.cells import batches, forwards, grown_to, model, number, rates, speed
-from paceline.bench.circumstances import contended, counted, left_out, on_fewer_cores, peers_draft, together, without_core
+from paceline.bench.circumstances import contended, counted, left_out, on_fewer_cores, peers, together, without_core
 from paceline.bench.files import threads
 from paceline.bench.fitted import print_fitted
 from paceline.bench.name import Name
@@ -50,15 +50,11 @@ def show(console: Console, record: dict[str, Any]) -> None:
     _print(console, _speeds(record))
     for line in left_out(record):
         console.print(line, style="yellow", highlight=False, soft_wrap=True)
-    if text := peers_draft(record):
-        console.print(text, highlight=False, soft_wrap=True)
-    for failed, why in record["failed"].items():
-        console.print(f"{failed} failed: {why}", highlight=False, soft_wrap=True)
+    for line in peers(record):
+        console.print(line, highlight=False, soft_wrap=True)
     for row in record["rows"]:
         if "error" in row:
             console.print(f"{row['mode']} failed in {row['task']}: {row['error']}", highlight=False, soft_wrap=True)
-    if absent := record["not_installed"]:
-        console.print(f"not installed, so not run: {', '.join(absent)}", highlight=False, soft_wrap=True)
     if record["against_peers"]:
         _print(console, _against(record))
     if record["batches"]:
@@ -121,14 +117,18 @@ def _speeds(record: dict[str, Any]) -> Table:
 
 
 def _against(record: dict[str, Any]) -> Table:
-    table = _table("against peers: decoding, tokens/s", (0, 1, 2, 4), "task", "peer", "ours", "rate", "theirs", "rate", "ratio")
+    table = _table(
+        "against peers: plain decoding, and the fastest mode of each; tokens/s", (0, 1, 2, 3, 5),
+        "task", "peer", "of", "ours", "rate", "theirs", "rate", "ratio",
+    )  # fmt: skip
     for entry in record["against_peers"]:
-        for kind in ("decode_plain", "decode_best"):
-            if kind in entry:
-                versus = entry[kind]
-                ours, theirs, ratio = rates(versus)
-                mode = versus["theirs"].removeprefix(f"{entry['peer']} ")
-                _add_row(table, entry["task"], entry["peer"], versus["ours"], ours, mode, theirs, ratio)
+        for kind, timed in (("", "answers"), ("decode_", "decoding")):
+            for which in (f"{kind}plain", f"{kind}best"):
+                if which in entry:
+                    versus = entry[which]
+                    ours, theirs, ratio = rates(versus)
+                    mode = versus["theirs"].removeprefix(f"{entry['peer']} ")
+                    _add_row(table, entry["task"], entry["peer"], timed, versus["ours"], ours, mode, theirs, ratio)
     return table
 
 

@@ -13,8 +13,8 @@ from rich.console import Console
 
 from paceline.version import __version__
 
-# markup=False: rich must not interpret brackets in names
-out, err = Console(markup=False), Console(stderr=True, markup=False)
+# rich must interpret neither brackets nor words between colons in names
+out, err = Console(markup=False, emoji=False), Console(stderr=True, markup=False, emoji=False)
 
 
 def _say_version(asked: bool) -> None:

@@ -33,16 +33,17 @@ def _routed(model, row, width, scratch):
     chosen = carray(pointer(scratch.chosen), (row + 1) * model.chosen, np.int64)
     weights = floats(scratch.weights)
     for place in range(row * model.chosen, (row + 1) * model.chosen):
-        # if all are NaN, any expert will do: the result is NaN anyway
         best, most = place - row * model.chosen, _TAKEN
-        for expert in range(model.experts):
-            if chances[expert] > most:
-                best, most = expert, chances[expert]
+        # with NaN among them the result is NaN, and any experts will do, but each only once
+        if whole == whole:
+            for expert in range(model.experts):
+                if chances[expert] > most:
+                    best, most = expert, chances[expert]
         chosen[place] = best
         put(weights, place, chances[best])
         kept += chances[best]
         put(chances, best, _TAKEN)
-    if model.whole_weights > 0:
+    if model.whole_weights > 0 and whole == whole:
         whole = kept
     for place in range(row * model.chosen, (row + 1) * model.chosen):
         put(weights, place, weights[place] / whole)
