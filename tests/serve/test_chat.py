@@ -45,7 +45,9 @@ def test_messages_reach_the_template_as_templates_read_them():
     messages = [
         {"role": "developer", "content": "be kind", "type": "text"},
         {"role": "user", "content": [{"type": "text", "text": "h"}, {"type": "text", "text": "i"}], "name": "ann"},
-        {"role": "assistant", "content": None, "tool_calls": [LOOK_CALL], "refusal": None, "audio": None, "annotations": []},
+        {"role": "assistant", "content": None, "tool_calls": [LOOK_CALL], "refusal": None, "audio": None, "annotations": []}
+        # as LiteLLM sends back what it was given
+        | {"provider_specific_fields": {"refusal": None}},
         {"role": "tool", "tool_call_id": "call_1", "content": "seen"},
         {"role": "assistant", "refusal": "no"},
         {"role": "system", "content": ""},

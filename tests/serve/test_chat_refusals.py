@@ -40,7 +40,7 @@ NEUTRAL = {
     "prediction": None,
     "model": "fake-model",
     "logprobs": None,
-    "top_logprobs": None,
+    "top_logprobs": 0,
     "max_tokens": None,
     "max_completion_tokens": None,
     "add_generation_prompt": True,

@@ -196,6 +196,46 @@ def test_an_assistants_last_message_is_continued():
     assert service.asked[0][0].prompt[-2:] == tuple(b"he")
 
 
+def test_an_assistants_empty_last_message_is_answered_as_if_it_were_absent():
+    """There is nothing in it to continue; continuing would go on with the user's words."""
+    service = fake()
+    post(service, messages=[*HELLO, {"role": "assistant", "content": []}])
+    assert service.chats[0][2] is False
+
+
+def test_what_the_system_says_later_is_put_into_the_users_turn():
+    """As Claude Code sends it. A template may refuse a second system message, or one that is not the first."""
+    hint, hello = {"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"}
+    turns = [hint, hello, hint, {"role": "assistant", "content": "Hm."}, hint, {"role": "user", "content": "so?"}]
+    assert Prompting.model_validate({"system": "be kind", "messages": turns}).template_messages == [
+        {"role": "system", "content": "be kind\nbe brief"},
+        {"role": "user", "content": "hi\nbe brief"},
+        {"role": "assistant", "content": "Hm."},
+        {"role": "user", "content": "be brief\nso?"},
+    ]
+
+
+@pytest.mark.parametrize(
+    "hint",
+    [
+        {"context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}},
+        {"thinking": {"type": "adaptive", "budget_tokens": 0}},
+        {"output_config": {"effort": "high"}},
+    ],
+)
+def test_what_asks_for_nothing_is_accepted(hint: dict[str, Any]):
+    """As Claude Code sends it, also to a model that does not think."""
+    assert asked(**hint, seed=1) == asked(seed=1)
+    assert send(fake(), {"messages": HELLO, **hint}, f"{PATH}/count_tokens").status_code == 200
+
+
+def test_effort_reaches_a_template_that_has_levels_of_it():
+    for effort in ("low", "high"):
+        service = fake(chat_template="{{ messages }}{{ reasoning_effort }}</think>")
+        post(service, output_config={"effort": effort})
+        assert service.encoded[0].startswith(f'{{"reasoning_effort": "{effort}"}}\n')
+
+
 def test_sampling():
     ask = asked(
         max_tokens=7,
@@ -433,7 +473,14 @@ def said(*blocks: Any, role: str = "user") -> dict[str, Any]:
         ({"output_config": {"effort": "low"}}, "'output_config.effort' is not supported"),
         ({"odd": 1}, "unknown field 'odd'"),
         ({"messages": []}, "'messages'"),
-        ({"messages": [{"role": "system", "content": "a"}]}, "'messages[0].role'"),
+        ({"messages": [{"role": "system", "content": "a"}]}, "none of the user's"),
+        ({"messages": [{"role": "odd", "content": "a"}]}, "'messages[0].role'"),
+        (said({"type": "tool_result", "tool_use_id": "a"}, role="system"), "does not belong to the role 'system'"),
+        ({"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}, "'clear_tool_uses_20250919'"),
+        (
+            {"context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": 1}]}},
+            "'context_management.edits[0].keep'",
+        ),
         ({"system": 3}, "'system' must be a text or a list of blocks"),
         (said({"type": "image", "source": {"type": "url", "url": "http://a"}}), "'messages[0].content[0].type' is not supported"),
         (said({"type": "document", "source": {}}), "'document'"),

@@ -383,7 +383,7 @@ def test_thoughts_that_are_sent_back_belong_to_what_they_led_to():
 
 def test_the_reasoning_effort_reaches_the_template():
     service = thinker()
-    post(service, reasoning={"effort": "none", "summary": "auto"}, include=["reasoning.encrypted_content"])
+    post(service, reasoning={"effort": "none", "summary": "detailed"}, include=["reasoning.encrypted_content"])
     assert service.encoded[0].startswith('{"enable_thinking": false}')
     service = FakeService(chat_template="{{ messages }}{{ reasoning_effort }}")
     assert post(service, reasoning={"effort": "high"})["reasoning"]["effort"] == "high"

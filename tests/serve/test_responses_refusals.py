@@ -26,7 +26,7 @@ def item(**fields: Any) -> dict[str, Any]:
         ({"background": True}, "background", "stored"),
         ({"prompt": {"id": "p"}}, "prompt", "stored"),
         ({"reasoning": {"effort": "low"}}, "reasoning.effort", "one way"),
-        ({"reasoning": {"summary": "detailed"}}, "reasoning.summary", "auto"),
+        ({"reasoning": {"summary": "long"}}, "reasoning.summary", "auto"),
         ({"include": ["reasoning.summary"]}, "include", "reasoning.summary"),
         ({"truncation": "auto"}, "truncation", "left out"),
         ({"top_logprobs": 2}, "top_logprobs", "include"),

@@ -75,8 +75,15 @@ async def _prompt(service: Service, settings: Settings, plan: ToolPlan, fields: 
         variables = thinking_variables(service, "none", "thinking")
     elif thinks(template):
         variables = {"enable_thinking": True}
+    elif asked.type == "adaptive":
+        # as much as the model thinks fit
+        variables = None
     else:
         raise invalid("'thinking' is not supported: the model does not think before it answers", "thinking")
+    effort = fields.output_config.effort if fields.output_config else None
+    # the default is high, so it asks for nothing
+    if effort is not None and (effort != "high" or "reasoning_effort" in (template or "")):
+        variables = thinking_variables(service, effort, "output_config.effort", variables)
     begun = fields.continued is not None
     return await prompt_of(service, settings, plan, fields.template_messages, "messages", begun=begun, variables=variables)
 

@@ -14,9 +14,14 @@ from paceline.serve.wire.typed import OfType, by_kind
 FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,128}$")]
 
 
+Extras = dict[str, Any] | None
+"""What LiteLLM puts on a message that it was given, of fields that it does not know, and sends back with it; nothing is read."""
+
+
 class CalledFunction(Wire):
     name: FunctionName
     arguments: Text
+    provider_specific_fields: Extras = None
 
 
 class ToolCall(Wire):
@@ -26,6 +31,7 @@ class ToolCall(Wire):
     type: Literal["function"] = "function"
     function: CalledFunction
     index: int | None = None
+    provider_specific_fields: Extras = None
 
 
 class Message(Wire):
@@ -52,6 +58,7 @@ class Message(Wire):
     tool_call_id: Name | None = None
     reasoning: Text | None = None
     reasoning_content: Text | None = None
+    provider_specific_fields: Extras = None
 
     @model_validator(mode="after")
     def _coherent(self) -> Message:
@@ -227,7 +234,7 @@ class ChatRequest(Conversation, Generation):
             raise refusal("modalities", "answers are text")
         if self.verbosity not in (None, "medium"):
             raise refusal("verbosity", "the model has one way to answer")
-        if self.top_logprobs is not None and not self.logprobs:
+        if self.top_logprobs and not self.logprobs:
             raise misfit("top_logprobs", "needs 'logprobs' to be true")
         return self
 

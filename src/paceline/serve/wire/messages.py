@@ -68,10 +68,19 @@ class Block(OfType):
         return self
 
 
-class Turn(Wire):
-    """One message. Calls belong to the assistant, their results to the user, in front of what else the user says."""
+_STRANGERS = {
+    "user": ("tool_use", "thinking"),
+    "assistant": ("tool_result",),
+    "system": ("tool_use", "thinking", "tool_result"),
+}
+"""Role of a message -> the types of blocks that do not belong to it."""
 
-    role: Literal["user", "assistant"]
+
+class Turn(Wire):
+    """One message. Calls belong to the assistant, their results to the user, in front of what else the user says. role: "system"
+    for instructions in the course of a conversation."""
+
+    role: Literal["user", "assistant", "system"]
     content: Annotated[
         Annotated[Text, Tag("str")] | Annotated[list[Block], up_to(1024), Tag("list")],
         _BY_KIND,
@@ -79,7 +88,7 @@ class Turn(Wire):
 
     @model_validator(mode="after")
     def _coherent(self) -> Turn:
-        strangers = ("tool_use", "thinking") if self.role == "user" else ("tool_result",)
+        strangers = _STRANGERS[self.role]
         if stranger := next((block.type for block in self.blocks if block.type in strangers), None):
             raise misfit("content", f"holds a '{stranger}', which does not belong to the role '{self.role}'")
         return self
@@ -130,9 +139,10 @@ class SchemaOf(OfType):
 
 
 class OutputConfig(Wire):
-    unsupported: ClassVar = {"effort": "the model has one way to answer", "task_budget": "use 'max_tokens'"}
+    unsupported: ClassVar = {"task_budget": "use 'max_tokens'"}
 
     format: SchemaOf | None = None
+    effort: Name | None = None
 
 
 class Thinking(OfType):
@@ -142,7 +152,20 @@ class Thinking(OfType):
     unsupported: ClassVar = {"display": "thoughts are told as they are"}
 
     type: Literal["disabled", "enabled", "adaptive"]
-    budget_tokens: Annotated[int, Field(ge=1, le=2**31)] | None = None
+    budget_tokens: Annotated[int, Field(ge=0, le=2**31)] | None = None
+
+
+class Edit(OfType):
+    """What to leave out of a conversation that grows. Nothing ever is, so only what leaves out nothing is accepted."""
+
+    known: ClassVar = ("clear_thinking_20251015",)
+
+    type: Literal["clear_thinking_20251015"]
+    keep: Literal["all"]
+
+
+class ContextManagement(Wire):
+    edits: Annotated[list[Edit], up_to(16)] | None = None
 
 
 class Prompting(Wire):
@@ -150,7 +173,6 @@ class Prompting(Wire):
 
     unsupported: ClassVar = {
         "container": "no code is run here",
-        "context_management": "nothing is left out of a conversation",
         "inference_geo": "answers come from this machine",
         "mcp_servers": "nothing is fetched from other servers",
         "output_format": "use 'output_config.format'",
@@ -164,11 +186,14 @@ class Prompting(Wire):
     tools: Annotated[list[ToolOf], up_to(128)] | None = None
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
+    context_management: ContextManagement | None = None
     output_config: OutputConfig | None = None
     cache_control: CacheControl | None = None
 
     @model_validator(mode="after")
     def _answerable(self) -> Prompting:
+        if all(turn.role == "system" for turn in self.messages):
+            raise misfit("messages", "hold none of the user's or the assistant's")
         if self.continued is not None and any(block.type == "tool_use" for block in self.messages[-1].blocks):
             raise misfit("messages", "end with a call; its 'tool_result' must follow")
         return self
@@ -177,11 +202,12 @@ class Prompting(Wire):
     def continued(self) -> str | None:
         """The text of the last message if it is the assistant's: the answer continues it."""
         last = self.messages[-1]
-        return "\n".join(block.text or "" for block in last.blocks) if last.role == "assistant" else None
+        return "\n".join(block.text or "" for block in last.blocks) if last.role == "assistant" and last.blocks else None
 
     @property
     def template_messages(self) -> list[dict[str, Any]]:
-        """Consecutive turns of one role are merged, as in Anthropic's API and as templates require."""
+        """Consecutive turns of one role are merged, as in Anthropic's API and as templates require. What the system says later in
+        the conversation is put into the user's turn, since many templates take one system message, at the beginning."""
         messages: list[dict[str, Any]] = []
         # per message; joined at the end, since a body may hold a hundred thousand blocks
         texts: list[list[str]] = []
@@ -189,14 +215,17 @@ class Prompting(Wire):
             messages.append({"role": "system"})
             texts.append([text])
         for turn in self.messages:
+            role = turn.role
+            if role == "system" and messages and messages[-1]["role"] != "system":
+                role = "user"
             for block in turn.blocks:
                 if block.type == "tool_result":
                     said = ("Error: " if block.is_error else "") + _text(block.content or "")
                     messages.append({"role": "tool", "tool_call_id": block.tool_use_id})
                     texts.append([said])
                     continue
-                if not (messages and messages[-1]["role"] == turn.role):
-                    messages.append({"role": turn.role})
+                if not (messages and messages[-1]["role"] == role):
+                    messages.append({"role": role})
                     texts.append([])
                 if block.type == "thinking":
                     thought = messages[-1].get("reasoning_content")

@@ -144,8 +144,8 @@ class Reasoning(Wire):
     """How much a model thinks. Thoughts are told as they are, and never summed up."""
 
     effort: Name | None = None
-    summary: Literal["auto"] | None = None
-    generate_summary: None = None
+    summary: Literal["auto", "concise", "detailed"] | None = None
+    generate_summary: Literal["auto", "concise", "detailed"] | None = None
 
 
 class ResponsesRequest(Generation):
