@@ -82,3 +82,21 @@ def test_while_the_policy_skips_drafting_only_who_is_named_drafts(llm: LLM, monk
         llm.engine.step()
     assert {*naming.sources} == {"", "ngram"}
     assert naming.tokens == resting.tokens
+
+
+def test_a_combination_that_is_offered_keeps_what_its_parts_need() -> None:
+    """`suffix` learns from answers that do not name it, and `reference:prompt=no` drafts for requests with a reference alone."""
+    llm = LLM(draft="none", offer=["suffix+lookahead", "reference:prompt=no+lookahead"])
+    offered = {part.name: part for part in llm.engine.speculative.drafter.parts}
+    assert offered["suffix+lookahead"].watches
+    prompt, params = [12, 13, 14, 12, 13, 14, 12, 13], SamplingParams(max_tokens=40, ignore_eos=True)
+    first = llm.generate([prompt], params)[0]
+    again = llm.engine.add(prompt, params)
+    again.drafters = frozenset({"suffix+lookahead"})
+    told = llm.engine.add(prompt, params)
+    told.drafters = frozenset({"reference+lookahead"})
+    while llm.engine.has_work:
+        llm.engine.step()
+    assert first.token_ids == [*again.generated] == [*told.generated]
+    assert "suffix" in again.sources, "from the answer before, which did not name it"
+    assert {*told.sources} <= {"", "lookahead"}, "it brought no reference"

@@ -42,16 +42,24 @@ class MergedDrafter(Drafter):
         self.budget = Budget(sum(part.budget.nodes for part in parts), max(part.budget.depth for part in parts))
         self.branching = max(part.branching for part in parts)
         self.costly = any(part.costly for part in parts)
+        self.watches = any(part.watches for part in parts)
 
     @property
     def parts(self) -> tuple[Drafter, ...]:
         return self._parts
 
+    def suits(self, sequence: Sequence) -> bool:
+        return any(part.suits(sequence) for part in self._parts)
+
     def propose(self, sequences: Many[Sequence], budgets: Many[Budget]) -> list[DraftTree]:
         merged = [DraftTree.root(sequence.root) for sequence in sequences]
         for part in self._parts:
-            rooms = [left_beside(tree, budget).within(part.budget) for tree, budget in zip(merged, budgets, strict=True)]
-            merged = list(map(union, merged, part.propose(sequences, rooms)))
+            served = [at for at, sequence in enumerate(sequences) if part.suits(sequence)]
+            if not served:
+                continue
+            rooms = [left_beside(merged[at], budgets[at]).within(part.budget) for at in served]
+            for at, tree in zip(served, part.propose([sequences[at] for at in served], rooms), strict=True):
+                merged[at] = union(merged[at], tree)
         return [tree.first(budget.nodes) for tree, budget in zip(merged, budgets, strict=True)]
 
     def observe(self, sequences: Many[Sequence], trees: Many[DraftTree], verdicts: Many[Verdict], scores: Scores) -> None:

@@ -247,6 +247,7 @@ class Engine:
                 # texts and cache may have run ahead of tokens that were never committed
                 self.stops.begin(sequence)
                 del sequence.logprobs[sequence.generated_tokens :]
+                sequence.stop = None
                 # a prompt whose log-probabilities are wanted is fed again from the first token that lacks one
                 known = len(sequence.prompt_logprobs) if sequence.tells_prompt else len(sequence.tokens)
                 if cache.length(sequence.key) >= known:
