@@ -135,16 +135,15 @@ class Scheduler:
                 continue
             if self._fed:
                 self._fed.pop(sequence.key, None)
-            start, nodes = len(sequence.tokens) - lacks, 0
+            start, room = len(sequence.tokens) - lacks, NOTHING
             if count == lacks:
                 left = min(sequence.params.max_tokens - sequence.generated_tokens, self.longest - len(sequence.tokens))
                 nodes = max(min(wished.nodes, free), 0)
                 if sequence.nodes is not None:
                     nodes = min(nodes, sequence.nodes)
                 free -= nodes
-                work.append(Work(sequence, start, count, Budget(nodes, max(min(wished.depth, left - 1), 0))))
-            else:
-                work.append(Work(sequence, start, count, Budget(0, 0)))
+                room = Budget(nodes, max(min(wished.depth, left - 1), 0))
+            work.append(Work(sequence, start, count, room))
             self._charge(sequence, start, count)
         return work
 

@@ -9,11 +9,10 @@ from pydantic import BaseModel, Field, Tag, model_validator
 from paceline.params import Finite, Grammar
 from paceline.serve.errors import invalid
 from paceline.serve.structured import schema_grammar, structured
+from paceline.serve.wire.chat import FunctionName
 from paceline.serve.wire.common import Name, Text, Wire, misfit, up_to
 from paceline.serve.wire.generation import CacheControl, Extensions
 from paceline.serve.wire.typed import OfType, by_kind
-
-FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,128}$")]
 
 
 class TextBlock(OfType):
