@@ -51,8 +51,15 @@ class Paged(Store):
         return found
 
 
+class Ample(Paged):
+    """Room for four sequences that grow by four tokens in each of 100 steps, beside their drafts."""
+
+    def __init__(self) -> None:
+        super().__init__(512)
+
+
 class PagedLife(Life):
-    kind = Paged
+    kind = Ample
 
     @invariant()
     def every_page_is_free_or_held_as_often_as_it_is_counted(self) -> None:
