@@ -1,6 +1,6 @@
 """Drafting: what the drafters propose for each sequence of a step, one after another, as far as the policy grants and the target
 can verify. Under `match` nothing here can change a text. Which part of a drawn draft is kept never depends on its tokens
-(`_yields`, `_trim`).
+(`_prevails`, `_trim`).
 """
 
 from __future__ import annotations
@@ -105,19 +105,13 @@ class Drafting:
 
     def _ask(self, part: Drafter, served: Many[tuple[Draft, Work]]) -> float:
         """Have one drafter add to the drafts of the sequences that it serves; returns the seconds that it took."""
-        if any(kind.drawn for kind in part.kinds):
-            # before the policy grants anything: what it grants, it takes to be drafted
-            served = [one for one in served if not self._yields(part, *one)]
-            if not served:
-                return 0.0
         granted = self._granted(part, [item.sequence for _, item in served], [draft.tree for draft, _ in served])
         asked = []
         for (draft, item), budget in zip(served, granted, strict=True):
             # most steps of a policy that drafts nothing for anyone end here
             if budget is not NOTHING and (room := budget.within(left_beside(draft.tree, item.room))).some:
-                if self._replaces(part, draft, item.sequence):
-                    self._denied[part.name] = 0
-                    draft.tree = DraftTree.root(item.sequence.root)
+                if self._draws(part, item.sequence) and not self._prevails(part, room, draft, item.sequence):
+                    continue
                 asked.append((draft, item, room))
         if not asked:
             return 0.0
@@ -185,26 +179,25 @@ class Drafting:
         return granted
 
     @staticmethod
-    def _replaces(part: Drafter, draft: Draft, sequence: Sequence) -> bool:
-        """Whether what a part draws takes the place of a looked-up draft: merged, both would count as point masses, and the
-        verifier would not see what was drawn from which distribution."""
-        draws = sequence.params.temperature > 0.0 and any(kind.drawn for kind in part.kinds)
-        return draws and len(draft.tree) > 1 and not draft.tree.kind.drawn
+    def _draws(part: Drafter, sequence: Sequence) -> bool:
+        return sequence.params.temperature > 0.0 and any(kind.drawn for kind in part.kinds)
 
-    def _yields(self, part: Drafter, draft: Draft, work: Work) -> bool:
-        """Whether a part that would replace a looked-up draft is expected to bring fewer tokens than that.
+    def _prevails(self, part: Drafter, budget: Budget, draft: Draft, sequence: Sequence) -> bool:
+        """Whether a part that draws is expected to bring more tokens than the looked-up draft, which is then dropped.
 
-        This is decided before anything is drawn: a choice that depends on drawn tokens would falsify their recorded distribution.
+        Merged, both would count as point masses, and the verifier would not see what was drawn from which distribution. This is
+        decided before anything is drawn: a choice that depends on drawn tokens would falsify their recorded distribution.
         """
-        sequence = work.sequence
-        if not self._replaces(part, draft, sequence):
-            return False
-        levels = part.budget.within(left_beside(draft.tree, work.room)).levels
-        brought = self._depth_acceptance.brought(part.name, levels, DraftContext.of(sequence.generated_tokens, True))
-        if 1.0 + sum(accumulate(brought, mul)) >= expected_tokens(draft.tree):
-            return False
-        self._denied[part.name] += 1
-        return self._denied[part.name] < _TRIED
+        if len(draft.tree) == 1 or draft.tree.kind.drawn:
+            return True
+        brought = self._depth_acceptance.brought(part.name, budget.levels, DraftContext.of(sequence.generated_tokens, True))
+        if 1.0 + sum(accumulate(brought, mul)) < expected_tokens(draft.tree):
+            self._denied[part.name] += 1
+            if self._denied[part.name] < _TRIED:
+                return False
+        self._denied[part.name] = 0
+        draft.tree = DraftTree.root(sequence.root)
+        return True
 
     def _take(self, draft: Draft, item: Work, part: Drafter, budget: Budget, tree: DraftTree) -> None:
         """Add what one part proposed: within the room, and in a form that the target can verify."""
@@ -214,7 +207,7 @@ class Drafting:
         draft.proposed.append((part, budget.levels, tree))
         rated = self._acceptance.rated(item.sequence.key, tree)
         if draft.tree.kind.drawn and not rated.kind.drawn:
-            # as in `_replaces`
+            # as in `_prevails`
             return
         both = union(draft.tree, rated)
         if not chains:
