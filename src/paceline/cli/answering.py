@@ -26,6 +26,7 @@ def loaded(
     weights: str | None,
     kv_cache: str | None,
     cache_tokens: int = 65536,
+    *,
     has_grammar: bool = False,
     quiet: bool = False,
     talks: bool = False,
@@ -36,7 +37,6 @@ def loaded(
     from paceline.engine.llm import LLM
 
     extra = [IfItFits("grammar")] if has_grammar and draft != "none" else []
-
     with nullcontext() if quiet or not err.is_terminal else err.status("loading the model"):
         llm = LLM(
             model,

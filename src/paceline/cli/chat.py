@@ -87,7 +87,9 @@ def chat(
         stop=tuple(stop or ()),
         grammar=grammar_of(json_schema, regex, lark),
     )
-    llm = loaded(model, draft, verify, lossy, policy, weights, kv_cache, cache_tokens, params.grammar is not None, talks=True)
+    llm = loaded(
+        model, draft, verify, lossy, policy, weights, kv_cache, cache_tokens, has_grammar=params.grammar is not None, talks=True
+    )
     # before the first message is typed
     llm.check_exactness(params)
     llm.engine.check_grammar(params)

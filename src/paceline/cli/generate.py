@@ -97,7 +97,18 @@ def generate(
     if trace and as_json:
         fail("--trace is for people to look at, and --json for programs: leave one of them out")
     prompt = _prompt(prompt, prompt_file)
-    llm = loaded(model, draft, verify, lossy, policy, weights, kv_cache, cache_tokens, params.grammar is not None, quiet=as_json)
+    llm = loaded(
+        model,
+        draft,
+        verify,
+        lossy,
+        policy,
+        weights,
+        kv_cache,
+        cache_tokens,
+        has_grammar=params.grammar is not None,
+        quiet=as_json,
+    )
     tracer = Trace(out, llm.tokenizer) if trace else None
     began = perf_counter()
     last = streamed(llm.stream(prompt, params), tracer.show if tracer else None if as_json else Typed().show)
