@@ -24,6 +24,15 @@ def test_completion_whole_and_streamed(url: str, key: str, provider: str) -> Non
     assert whole.usage.completion_tokens > 0
 
 
+@pytest.mark.parametrize("provider", ["openai", "hosted_vllm"])
+def test_an_answer_is_sent_back(url: str, key: str, provider: str) -> None:
+    """As agents do; it puts fields of the answer that it does not know into one of its own, and sends that back too."""
+    asked = {"model": f"{provider}/paceline-14m", "api_base": f"{url}/v1", "api_key": key, "max_tokens": 8}
+    answer = litellm.completion(messages=ASKED, **asked).choices[0].message
+    again = litellm.completion(messages=[*ASKED, answer, {"role": "user", "content": "And?"}], **asked)
+    assert again.choices[0].message.content
+
+
 def test_text_completion(url: str, key: str) -> None:
     answer = litellm.text_completion(
         model="text-completion-openai/paceline-14m", prompt="Once upon", api_base=f"{url}/v1", api_key=key, max_tokens=8
