@@ -144,6 +144,9 @@ def test_check_exits_0_when_lossless_and_3_when_nothing_was_drafted(monkeypatch,
     assert run(monkeypatch, "check", target, "--draft", "grammar", "--max-tokens", "6") == 3
     assert "inconclusive" in capsys.readouterr().out
     assert run(monkeypatch, "check", target, "--draft", "none", "--max-tokens", "6") == 0, "never drafts, so there is no doubt"
+    few = ("--draft", "none", "--verify", "rejection", "--max-tokens", "1", "--json")
+    assert run(monkeypatch, "check", target, *few) == 3
+    assert "refuse hardly any verifier" in json.loads(capsys.readouterr().out.splitlines()[-1])["reason"]
 
 
 def test_check_exits_1_and_says_where_when_the_text_differs(monkeypatch, capsys, models, tmp_path: Path) -> None:

@@ -38,22 +38,25 @@ SEEING: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", SEEING)
-def test_a_vision_models_text_is_computed_by_its_text_configuration(tmp_path: Path, kind: str) -> None:
+def seeing(folder: Path, kind: str) -> Any:
+    """A small vision-language model with random weights, saved in a folder."""
     torch.manual_seed(1)
     config = AutoConfig.for_model(kind, text_config={**SIZES, **SEEING[kind]}, vision_config=SIGHT)
-    reference = AutoModelForImageTextToText.from_config(config).float().eval()
-    reference.save_pretrained(tmp_path)
+    model = AutoModelForImageTextToText.from_config(config).float().eval()
+    model.save_pretrained(folder)
+    return model
+
+
+@pytest.mark.parametrize("kind", SEEING)
+def test_a_vision_models_text_is_computed_by_its_text_configuration(tmp_path: Path, kind: str) -> None:
+    reference = seeing(tmp_path, kind)
     assert largest_error(load_model(tmp_path), reference) < 1e-4
 
 
 @pytest.mark.parametrize("kind", SEEING)
 def test_a_vision_models_quantised_weights_are_never_read_without_their_scales(tmp_path: Path, kind: str) -> None:
     """The whole model's configuration states the quantisation, that of its text does not."""
-    torch.manual_seed(1)
-    config = AutoConfig.for_model(kind, text_config={**SIZES, **SEEING[kind]}, vision_config=SIGHT)
-    reference = AutoModelForImageTextToText.from_config(config).float().eval()
-    reference.save_pretrained(tmp_path)
+    reference = seeing(tmp_path, kind)
     tensors = load_file(tmp_path / "model.safetensors")
     narrow = {name: weight for name, weight in tensors.items() if "language_model" in name and name.endswith("proj.weight")}
     scales = {name: weight.abs().max() / 100 for name, weight in narrow.items()}

@@ -183,7 +183,7 @@ def test_check_prints_its_verdict_and_exits_with_3_where_nothing_was_accepted(mo
     said = capsys.readouterr().out
     assert "lossless (distribution)" in said
     assert "false-alarm rate 1e-06" in said
-    assert run(monkeypatch, "check", target, "--draft", "none", "--verify", "block", "--max-tokens", "3") == 3
+    assert run(monkeypatch, "check", target, "--draft", "grammar", "--verify", "block", "--max-tokens", "3") == 3
     said = capsys.readouterr().out
     assert "inconclusive (distribution)" in said
     assert "nothing that was drafted was accepted" in said

@@ -299,11 +299,10 @@ class _Run:
         shared += ["--lossy"] if settings.lossy else []
         # packing holds weights in two formats for a moment
         free, needed = free_bytes(), 2 * self.target.weights_bytes
-        if free < needed:
-            self.failures["memory"] = (
-                f"another process with this model may need {needed / 1e9:.1f} GB, and {free / 1e9:.1f} are free"
-            )
-        modes = {} if "memory" in self.failures else self.modes
+        modes = self.modes if free >= needed else {}
+        if not modes:
+            missing = f"another process with this model may need {needed / 1e9:.1f} GB, and {free / 1e9:.1f} are free"
+            self.failures["memory"] = missing
         with self.watch("memory", len(modes)) as advance:
             for name, mode in modes.items():
                 try:

@@ -122,13 +122,12 @@ def _against(record: dict[str, Any]) -> Table:
         "task", "peer", "of", "ours", "rate", "theirs", "rate", "ratio",
     )  # fmt: skip
     for entry in record["against_peers"]:
-        for kind, timed in (("", "answers"), ("decode_", "decoding")):
-            for which in (f"{kind}plain", f"{kind}best"):
-                if which in entry:
-                    versus = entry[which]
-                    ours, theirs, ratio = rates(versus)
-                    mode = versus["theirs"].removeprefix(f"{entry['peer']} ")
-                    _add_row(table, entry["task"], entry["peer"], timed, versus["ours"], ours, mode, theirs, ratio)
+        for kind in ("plain", "best", "decode_plain", "decode_best"):
+            if kind in entry:
+                versus, timed = entry[kind], "decoding" if kind.startswith("decode_") else "answers"
+                ours, theirs, ratio = rates(versus)
+                mode = versus["theirs"].removeprefix(f"{entry['peer']} ")
+                _add_row(table, entry["task"], entry["peer"], timed, versus["ours"], ours, mode, theirs, ratio)
     return table
 
 

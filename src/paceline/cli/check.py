@@ -67,7 +67,7 @@ def check(
     """
     from rich.progress import Progress
 
-    from paceline.engine.check import Comparison, examine, law_of, small_fits, verdict
+    from paceline.engine.check import Comparison, doubt, examine, law_of, small_fits, verdict
     from paceline.engine.law import tokens_drawn
     from paceline.engine.prompts import all_prompts
 
@@ -87,10 +87,11 @@ def check(
         small = list(small_fits(llm)) if law_of(rows) else []
     drafts = llm.engine.speculative.drafter.budget.nodes > 0
     answer = verdict(rows, small, drafts)
+    reason = doubt(rows, drafts) if answer == "inconclusive" else None
     if as_json:
-        tell_json(_check_json(llm, rows, small, answer))
+        tell_json(_check_json(llm, rows, small, answer, reason))
     else:
-        _show_check(llm, rows, small, answer)
+        _show_check(llm, rows, small, answer, reason)
     raise typer.Exit({"lossless": 0, "not lossless": 1, "inconclusive": 3}[answer])
 
 
@@ -115,14 +116,14 @@ def _prompt_of(line: str, place: str) -> str:
     return prompt
 
 
-def _check_json(llm: LLM, rows: list[Row], small: list[SmallFit], answer: str) -> dict[str, Any]:
-    from paceline.engine.check import Comparison, doubt, law_of
+def _check_json(llm: LLM, rows: list[Row], small: list[SmallFit], answer: str, reason: str | None) -> dict[str, Any]:
+    from paceline.engine.check import Comparison, law_of
 
     accepted = sum(row.speculative.speculation.accepted_tokens for row in rows)
     law = law_of(rows)
     return {
         "verdict": answer,
-        "reason": doubt(rows) if answer == "inconclusive" else None,
+        "reason": reason,
         "form": "law" if law else "text",
         "drafter": llm.draft_name,
         "verifier": llm.engine.speculative.verifier.name,
@@ -165,8 +166,8 @@ def _law_json(law: Fit) -> dict[str, Any]:
     }
 
 
-def _show_check(llm: LLM, rows: list[Row], small: list[SmallFit], answer: str) -> None:
-    from paceline.engine.check import Comparison, doubt, law_of
+def _show_check(llm: LLM, rows: list[Row], small: list[SmallFit], answer: str, reason: str | None) -> None:
+    from paceline.engine.check import Comparison, law_of
     from paceline.engine.law import FALSE_ALARM
 
     for row in rows:
@@ -213,5 +214,5 @@ def _show_check(llm: LLM, rows: list[Row], small: list[SmallFit], answer: str) -
         highlight=False,
         soft_wrap=True,
     )
-    if answer == "inconclusive":
-        out.print(doubt(rows), highlight=False, soft_wrap=True)
+    if reason is not None:
+        out.print(reason, highlight=False, soft_wrap=True)

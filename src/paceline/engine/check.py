@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from paceline.engine.engine import RequestError
-from paceline.engine.law import FALSE_ALARM, Draws, Fit, draws, fit
+from paceline.engine.law import FALSE_ALARM, Draws, Fit, draws, fit, sequence_of
 from paceline.engine.llm import LLM, Completion, Prompt
 from paceline.engine.small_law import SmallFit, small_fit, small_kinds
 from paceline.errors import PacelineError
@@ -17,7 +17,6 @@ from paceline.noise import gumbel
 from paceline.params import SamplingParams
 from paceline.registry import VERIFIERS
 from paceline.sampling import Context, target_scores
-from paceline.sequence import Sequence
 from paceline.verifiers.base import Exactness
 
 NEAR_TIE = 1e-5
@@ -99,8 +98,7 @@ def _divergence(
     ours, theirs = (ids[at] if at < len(ids) else -1 for ids in (left, right))
     gap = float("inf")
     if ours >= 0 and theirs >= 0:
-        sequence = Sequence(0, tuple(llm.encode(prompt)), params, plain.seed, llm.engine.stop_ids(params))
-        sequence.constraint = llm.engine.constraint(params)
+        sequence = sequence_of(llm, prompt, params, plain.seed)
         sequence.commit(tuple(left[:at]), ("",) * at)
         logits = llm.target.logits_after([(sequence, tuple(sequence.tokens))], llm.target.new_cache())[0]
         pair = torch.tensor([ours, theirs])

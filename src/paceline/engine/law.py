@@ -153,10 +153,16 @@ def draws(llm: LLM, prompts: Many[Prompt], params: SamplingParams) -> Iterator[D
         yield replace(placed(llm, prompt, params, answer), drafted=tuple(drafted))
 
 
+def sequence_of(llm: LLM, prompt: Prompt, params: SamplingParams, seed: int) -> Sequence:
+    """A sequence as the engine would admit it, without an answer yet, to follow an answer apart from the engine."""
+    sequence = Sequence(0, tuple(llm.encode(prompt)), params, seed, llm.engine.stop_ids(params))
+    sequence.constraint = llm.engine.constraint(params)
+    return sequence
+
+
 def placed(llm: LLM, prompt: Prompt, params: SamplingParams, answer: Completion) -> Draws:
     """Where the tokens of an answer lie in the distributions that plain decoding has behind the same text."""
-    sequence = Sequence(0, tuple(llm.encode(prompt)), params, answer.seed, llm.engine.stop_ids(params))
-    sequence.constraint = llm.engine.constraint(params)
+    sequence = sequence_of(llm, prompt, params, answer.seed)
     exact, ranks, excess, variance, impossible = llm.target.batch_invariant, list[float](), 0.0, 0.0, 0
     for token, logits in zip(answer.token_ids, _rows(llm.target, sequence, answer.token_ids), strict=True):
         context = Context(sequence)
