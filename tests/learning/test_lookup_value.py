@@ -86,12 +86,29 @@ def test_a_request_with_a_reference_stays_awake_while_its_reference_drafter_does
     refers = DrafterInfo("refers", Budget(6, 6), refers=True)
     for depth in range(1, 7):
         lookup_values._costs.measured("refers", depth, 1, 0.2)
-    assert lookup_values.awake(1, 0), "it was not asked yet"
+    assert lookup_values.awake(one, 0), "it was not asked yet"
     lookup_values.budgets(FOUND, [one], 0, True)
-    assert lookup_values.awake(1, 0)
     lookup_values._values["found"][1].next_asked = 100
-    assert not lookup_values.awake(1, 0)
+    assert lookup_values.awake(one, 0), "the first step is not over"
     lookup_values.budgets(refers, [one], 0, True)
-    assert lookup_values.awake(1, 0)
+    assert lookup_values.awake(one, 0)
     lookup_values._values["found"][1].next_asked, lookup_values._values["refers"][1].next_asked = 0, 100
-    assert not lookup_values.awake(1, 0), "another lookup does not use the reference"
+    assert not lookup_values.awake(one, 0), "another lookup does not use the reference"
+
+
+def test_a_reference_that_no_lookup_drafts_from_keeps_a_request_awake_for_its_first_step_only() -> None:
+    lookup_values, one = lookup_values_of(0.2), sequence(1, range(5))
+    lookup_values.budgets(FOUND, [one], 0, True)
+    assert lookup_values.awake(one, 0)
+    one.commit((1,), ("",))
+    assert not lookup_values.awake(one, 0)
+
+
+def test_a_request_stays_awake_while_its_reference_drafter_was_never_timed() -> None:
+    """Otherwise the first prediction that a server gets is drafted from once, and then waits for a pause to end."""
+    lookup_values, one = lookup_values_of(0.2), sequence(1, range(5))
+    lookup_values.budgets(FOUND, [one], 0, True)
+    lookup_values._values["found"][1].next_asked = 100
+    lookup_values.budgets(DrafterInfo("refers", Budget(6, 6), refers=True), [one], 0, False)
+    one.commit((1,), ("",))
+    assert lookup_values.awake(one, 1)

@@ -530,9 +530,10 @@ def test_a_request_with_a_reference_is_drafted_for_in_a_pause_while_its_lookups_
     policy.begin(1, 1)
     assert policy.skips_drafting([sequence()])
     assert not policy.skips_drafting([sequence(), bringing])
-    policy.budgets(LOOKUP, [bringing], [DraftTree.root(3)])
+    policy.costs.measured("reference", 8, 1, 0.05)
+    policy.budgets(DrafterInfo("reference", Budget(8, 8), refers=True), [bringing], [DraftTree.root(3)])
     assert not policy.skips_drafting([bringing])
-    policy._lookup_values._values["ngram"][7].next_asked = policy._steps + 9
+    policy._lookup_values._values["reference"][7].next_asked = policy._steps + 9
     assert policy.skips_drafting([bringing])
 
 

@@ -88,7 +88,13 @@ def test_speculation_is_reported_traced_and_switched_off_on_request(server: Serv
     assert "ngram" in refused.json()["error"]["message"]
 
 
-def test_predicted_outputs_are_drafted_from(server: Served) -> None:
+def test_predicted_outputs_are_drafted_from() -> None:
+    # a policy that measures would decide by the machine's load
+    with running("--policy", "fixed") as served:
+        assert_predictions_are_drafted_from(served)
+
+
+def assert_predictions_are_drafted_from(server: Served) -> None:
     whole = server.complete(prompt=PROMPTS[1], max_tokens=40)
     text = whole["choices"][0]["text"]
     assert "completion_tokens_details" not in whole["usage"]

@@ -107,14 +107,15 @@ class LookupValues:
                 self._asked.append((sequence.key, drafter))
         return granted
 
-    def awake(self, key: int, now: int) -> bool:
-        """Whether any lookup would be asked in step `now` for a request that brings a reference, or none was asked yet.
+    def awake(self, sequence: Sequence, now: int) -> bool:
+        """Whether any lookup would be asked in step `now` that drafts from the reference which the request of `sequence` brings.
 
-        Where there are lookups that draft from the reference, only those count.
+        Until such a lookup was asked, every request may have one at its first step, where that shows.
         """
-        known = {name: values[key] for name, values in self._values.items() if key in values}
-        refer = [value for name, value in known.items() if name in self._refer] or known.values()
-        return not refer or any(value.next_asked <= now for value in refer)
+        if not self._refer:
+            return not sequence.generated_tokens
+        values = [self._values[name].get(sequence.key) for name in self._refer]
+        return any(value is None or value.next_asked <= now for value in values)
 
     @property
     def asked(self) -> bool:

@@ -106,7 +106,7 @@ class AdaptivePolicy(Policy):
     def skips_drafting(self, sequences: Many[Sequence]) -> bool:
         # a request's own reference was not there when drafts lost
         awake, now = self._lookup_values.awake, self._steps
-        if any(one.reference and awake(one.key, now) for one in sequences):
+        if any(one.reference and awake(one, now) for one in sequences):
             return False
         self._paused = self._draft_pauses.active
         skips = self._paused or self._reconsideration.skips(max([sequence.key for sequence in sequences]), len(sequences))
