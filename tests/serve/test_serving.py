@@ -22,6 +22,13 @@ def server() -> Iterator[Served]:
 
 
 @pytest.fixture(scope="module")
+def steady() -> Iterator[Served]:
+    """A server whose policy does not measure: how much it drafts does not depend on the machine's load."""
+    with running("--policy", "fixed") as served:
+        yield served
+
+
+@pytest.fixture(scope="module")
 def texts() -> dict[tuple[str, float], str]:
     """Texts of plain decoding, without a server."""
     llm = LLM(draft="none")
@@ -66,44 +73,38 @@ def test_a_seed_that_was_drawn_repeats_the_text(server: Served) -> None:
     assert again["choices"][0]["text"] == first["choices"][0]["text"]
 
 
-def test_speculation_is_reported_traced_and_switched_off_on_request(server: Served) -> None:
-    told = server.complete(prompt=PROMPTS[1], max_tokens=48)["metrics"]["speculative_decoding"]
+def test_speculation_is_reported_traced_and_switched_off_on_request(steady: Served) -> None:
+    told = steady.complete(prompt=PROMPTS[1], max_tokens=48)["metrics"]["speculative_decoding"]
     assert (told["lossless"], told["keeps"]) == (True, "text")
     assert told["num_draft_tokens"] > 0
     assert told["drafter"] == "ngram+model"
     assert sum(told["acceptance_histogram"]) == told["num_spec_steps"]
-    off = server.complete(prompt=PROMPTS[1], max_tokens=48, speculation={"off": True})["metrics"]["speculative_decoding"]
+    off = steady.complete(prompt=PROMPTS[1], max_tokens=48, speculation={"off": True})["metrics"]["speculative_decoding"]
     assert (off["num_draft_tokens"], off["tau"], off["drafter"]) == (0, 1.0, "none")
     steps = [
         step
-        for chunk in server.streamed(
+        for chunk in steady.streamed(
             prompt=PROMPTS[1], max_tokens=48, speculation={"drafter": "model", "budget": 2, "trace": True}
         )
         for step in chunk.get("speculation", {}).get("steps", [])
     ]
     assert max(step["drafted"] for step in steps) == 2
     assert sum(len(step["emitted"]) for step in steps) == 48
-    refused = server.client.post("/v1/completions", json={"prompt": "x", "speculation": {"drafter": "oracle"}})
+    refused = steady.client.post("/v1/completions", json={"prompt": "x", "speculation": {"drafter": "oracle"}})
     assert refused.status_code == 400
     assert "ngram" in refused.json()["error"]["message"]
 
 
-def test_predicted_outputs_are_drafted_from() -> None:
-    # a policy that measures would decide by the machine's load
-    with running("--policy", "fixed") as served:
-        assert_predictions_are_drafted_from(served)
-
-
-def assert_predictions_are_drafted_from(server: Served) -> None:
-    whole = server.complete(prompt=PROMPTS[1], max_tokens=40)
+def test_predicted_outputs_are_drafted_from(steady: Served) -> None:
+    whole = steady.complete(prompt=PROMPTS[1], max_tokens=40)
     text = whole["choices"][0]["text"]
     assert "completion_tokens_details" not in whole["usage"]
-    predicted = server.complete(prompt=PROMPTS[1], max_tokens=40, prediction={"type": "content", "content": text})
+    predicted = steady.complete(prompt=PROMPTS[1], max_tokens=40, prediction={"type": "content", "content": text})
     assert predicted["choices"][0]["text"] == text
     details = predicted["usage"]["completion_tokens_details"]
     assert details["accepted_prediction_tokens"] > 20
     assert predicted["metrics"]["speculative_decoding"]["num_spec_steps"] < 20
-    wrong = server.complete(prompt=PROMPTS[1], max_tokens=40, prediction={"type": "content", "content": "0 1 2 3 4 5 6 7 8 9"})
+    wrong = steady.complete(prompt=PROMPTS[1], max_tokens=40, prediction={"type": "content", "content": "0 1 2 3 4 5 6 7 8 9"})
     assert wrong["choices"][0]["text"] == text
     assert wrong["usage"]["completion_tokens_details"]["accepted_prediction_tokens"] == 0
 
