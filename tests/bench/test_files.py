@@ -16,13 +16,13 @@ from paceline.bench.peers import PeerEntry
 from tiny import save_tiny
 
 PLANNED: dict[str, Any] = {
-    "model": {"name": "small"}, "grown": None, "threads": 1,
+    "model": {"name": "small", "sampled_sha256": "ab"}, "grown": None, "threads": 1,
     "settings": {
         "modes": {"ngram": {"draft": "ngram", "verify": "match", "policy": "fixed"}}, "temperature": 0.0, "seed": 0,
         "max_tokens": 96, "context_tokens": 0, "lossy": False, "name": "",
     },
-    "tasks": {"e2e": {"prompts": 4, "left_out": 0}}, "batches": [{"batch": 4}], "peers": ("llama.cpp",), "failed": {},
-    "not_installed": (),
+    "tasks": {"e2e": {"prompts": 4, "left_out": 0, "sha256": "ab"}}, "batches": [{"batch": 4}], "peers": ("llama.cpp",),
+    "failed": {}, "not_installed": (),
 }  # fmt: skip
 
 
@@ -78,6 +78,8 @@ def test_a_run_without_a_peer_that_is_not_installed_here_counts_as_the_same(tmp_
         (record(max_tokens=64), "length of answers"),
         (record(context_tokens=320), "context"),
         (record(lossy=True), "leave for lossy verifiers"),
+        (record(tasks={"e2e": {"prompts": 4, "left_out": 0, "sha256": "cd"}}), "prompts in 'e2e'"),
+        (record(model={"name": "small", "weights": "fp16", "sampled_sha256": "cd"}), "weights"),
         ([], "drafts"),
         ({"kind": "another"}, "drafts"),
     ],

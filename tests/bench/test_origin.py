@@ -16,6 +16,11 @@ def git(folder: Path, *arguments: str) -> str:
     return subprocess.run(["git", "-C", str(folder), *me, *arguments], capture_output=True, text=True, check=True).stdout.strip()
 
 
+def test_compilers_of_kernels_are_named_beside_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(origin, "_PACKAGES", ("torch", "numba", "not-installed-anywhere"))
+    assert origin.origin()["versions"].keys() == {"paceline", "python", "torch", "numba"}
+
+
 @pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed here")
 def test_a_repository_around_an_installation_is_not_taken_for_the_packages_own(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path

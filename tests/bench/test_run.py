@@ -161,7 +161,8 @@ def test_a_task_of_which_nothing_fits_is_left_out(monkeypatch, capsys, models, t
     call = (models[0], *FEW, "--draft", "ngram", "--tasks", str(tasks))
     assert run(monkeypatch, *call, "--json") == 0
     record = json.loads(capsys.readouterr().out)
-    assert record["tasks"] == {"short": {"prompts": 1, "left_out": 0}, "long": {"prompts": 0, "left_out": 1}}
+    counts = {name: (task["prompts"], task["left_out"]) for name, task in record["tasks"].items()}
+    assert counts == {"short": (1, 0), "long": (0, 1)}
     assert {row["task"] for row in record["rows"]} == {"short"}
     assert run(monkeypatch, *call) == 0
     assert "long: 1 prompt too long for the model and left out, none run" in capsys.readouterr().out
@@ -291,14 +292,17 @@ def test_rules_and_policies_run_side_by_side(monkeypatch, capsys, models, tasks)
     assert record["failed"] == {}, "each was also measured in a process of its own"
 
 
-def test_memory_is_not_measured_where_another_process_would_not_fit(monkeypatch, capsys, models, tasks) -> None:
-    """It would load the model again beside this one: what was measured before would be lost."""
+def test_what_would_not_fit_into_memory_is_not_measured(monkeypatch, capsys, models, tasks) -> None:
+    """A process beside this one that loads the model again, and the time to read as many bytes as its weights have: what was
+    measured before would be lost."""
     monkeypatch.setattr("paceline.bench.runner.free_bytes", lambda: 1000)
     monkeypatch.setattr("paceline.bench.runner.peak_of_answering", lambda *_: pytest.fail("another process was started"))
     assert run(monkeypatch, models[0], "--draft", "ngram", "--tasks", tasks, "--limit", "1", *FEW, "--json") == 0
     record = json.loads(capsys.readouterr().out)
     assert record["memory"]["peak_resident_bytes"] is None
     assert "0.0 are free" in record["failed"]["memory"]
+    assert record["verify_cost"]["floor"] is None
+    assert "0.0 are free" in record["failed"]["floor"]
 
 
 def test_peers_are_not_compared_with_a_gpu(monkeypatch, capsys, models) -> None:

@@ -64,6 +64,17 @@ def test_built_in_tasks_can_be_mixed_with_files_and_cut(tmp_path: Path) -> None:
     assert [(task.name, len(task.items)) for task in tasks] == [("e2e", 2), ("mine", 2)]
 
 
+def test_a_digest_tells_texts_apart(tmp_path: Path) -> None:
+    file = tmp_path / "mine.jsonl"
+    digests = []
+    for prompt, more in (("one", ()), ("one", ()), ("two", ()), ("one", ("limit",))):
+        file.write_text(json.dumps({"prompt": prompt}) + "\n" + json.dumps({"prompt": "\ud800"}) + "\n")
+        digests.append(load_tasks(str(file), 1 if more else None)[0].sha256)
+    first, again, other, fewer = digests
+    assert first == again
+    assert len({first, other, fewer}) == 3
+
+
 def test_every_built_in_task_has_several_distinct_prompts() -> None:
     tasks = load_tasks(",".join(BUILT_IN))
     assert [task.name for task in tasks] == list(BUILT_IN)

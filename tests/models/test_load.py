@@ -779,3 +779,10 @@ def test_a_tokenizer_of_the_same_bytes_is_read_once(tmp_path: Path) -> None:
     assert other._bare is not target._bare
     assert target.same_vocabulary(draft)
     assert target.same_vocabulary(other)
+
+
+def test_a_sample_of_the_weights_tells_a_model_that_was_trained_on(tmp_path: Path) -> None:
+    """Its folder may have the same name, its files the same sizes."""
+    folders = [save_tiny(tmp_path / str(number) / "checkpoint", seed) for number, seed in enumerate((3, 3, 4))]
+    first, again, other = (inspected(folder).sampled_sha256() for folder in folders)
+    assert first == again != other

@@ -278,7 +278,7 @@ def test_an_engine_that_is_killed_is_told_of_and_replaced(count: int) -> None:
         async with httpx.AsyncClient(base_url=served.url, timeout=60.0) as client:
             asked = [asyncio.create_task(one(client, at % 2 == 0)) for at in range(4)]
             await asyncio.to_thread(served.wait_for, RUNNING, 4, 10.0)
-            await asyncio.sleep(points.random() * 0.3)
+            await asyncio.sleep(points.random() * 0.1)
             killed = time.monotonic()
             os.kill(served.engine_pid, signal.SIGKILL)
             return [(line, ended - killed) for line, ended in await asyncio.gather(*asked)]

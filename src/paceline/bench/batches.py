@@ -27,8 +27,9 @@ def batch_rows(
     """One row per decoder, the first of which is plain: `size` requests always in flight; each that ends is replaced by the next.
 
     tokens_per_s counts the tokens of all requests, over a time in which the batch was full and as many prompts were read as
-    answers were written: with empty places, or unread prompts at the end, speculation would look better than it is. rounds: how
-    often the requests in flight were replaced. held_tokens: tokens emitted by those in flight when counting began and ended.
+    answers were written: with empty places, or unread prompts at the end, speculation would look better than it is. One number
+    per repeat: `rounds`, how often the requests in flight were replaced; `held_tokens`, those emitted by requests in flight when
+    counting began and ended; `tokens` and `seconds` between.
     """
     flows: dict[str, list[Flow]] = {decoder.name: [] for decoder in decoders}
     for _ in range(rules.repeats):
@@ -44,10 +45,10 @@ def batch_rows(
             "mode": name,
             "keeps": decoders[number].keeps,
             "batch": size,
-            "rounds": len(found[-1].token_ids) / size - 1,
-            "held_tokens": [found[-1].held[step] for step in found[-1].measured],
-            "tokens": found[-1].measured_tokens,
-            "seconds": found[-1].measured_s,
+            "rounds": [len(flow.token_ids) / size - 1 for flow in found],
+            "held_tokens": [[flow.held[step] for step in flow.measured] for flow in found],
+            "tokens": [flow.measured_tokens for flow in found],
+            "seconds": [flow.measured_s for flow in found],
             "tokens_per_s": rates[name],
             "plain_tokens_per_s": rates[plain],
             "ratio": rates[name] / rates[plain],

@@ -56,12 +56,14 @@ def check_place(planned: dict[str, Any], formats: Iterable[str], folder: Path) -
     for weights in formats:
         file = _place({**planned, "model": {**planned["model"], "weights": weights}}, folder)
         try:
-            record = _settings(json.loads(file.read_text(encoding="utf-8")))
+            record = json.loads(file.read_text(encoding="utf-8"))
+            there = _settings(record) | _digests(record)
         except FileNotFoundError:
             continue
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            record = {}
-        other = next((name for name, value in _settings(planned).items() if record.get(name) != value), None)
+            there = {}
+        here = _settings(planned) | {name: value for name, value in _digests(planned).items() if name in there}
+        other = next((name for name, value in here.items() if there.get(name) != value), None)
         if other is not None:
             raise BenchError(f"'{file}' is the record of a run with other {other}: tell this one from it with --name")
 
@@ -81,6 +83,13 @@ def _settings(record: dict[str, Any]) -> dict[str, Any]:
         "context": settings["context_tokens"],
         "leave for lossy verifiers": settings["lossy"],
     }
+
+
+def _digests(record: dict[str, Any]) -> dict[str, str]:
+    """Digests of what a run read, by their names in messages; older records lack them."""
+    found = {f"prompts in '{name}'": task.get("sha256") for name, task in record["tasks"].items()}
+    found["weights"] = record["model"].get("sampled_sha256")
+    return {name: digest for name, digest in found.items() if digest is not None}
 
 
 def _place(record: dict[str, Any], folder: Path) -> Path:

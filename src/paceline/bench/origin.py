@@ -7,7 +7,7 @@ import platform
 import subprocess
 from contextlib import suppress
 from datetime import UTC, datetime
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,8 @@ import torch
 from paceline.machine import core, processor
 from paceline.version import __version__
 
-_PACKAGES = ("torch", "transformers", "numpy")
+_PACKAGES = ("torch", "transformers", "numpy", "numba", "llvmlite", "triton")
+"""Those that are installed are named: what runs a model, and what compiles our kernels."""
 _INSTRUCTIONS = ("avx", "amx", "f16c", "fma")
 
 
@@ -35,9 +36,17 @@ def origin() -> dict[str, Any]:
         "versions": {
             "paceline": __version__,
             "python": platform.python_version(),
-            **{package: version(package) for package in _PACKAGES},
+            **_versions(),
         },
     }
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for package in _PACKAGES:
+        with suppress(PackageNotFoundError):
+            found[package] = version(package)
+    return found
 
 
 def _details() -> dict[str, Any]:

@@ -181,7 +181,12 @@ class _Run:
             "contended": CONTENTION.times - self._contended_before,
             "lost": self._lost(),
             "together": self.together and self.together.record,
-            "model": {"name": name_of(self.source), "parameters": parameters, "weights": self.target.held},
+            "model": {
+                "name": name_of(self.source),
+                "parameters": parameters,
+                "weights": self.target.held,
+                "sampled_sha256": inspected(self.source).sampled_sha256(),
+            },
             "grown": self.growth,
             "settings": {
                 "max_tokens": settings.max_tokens,
@@ -195,7 +200,10 @@ class _Run:
                 "seed": settings.seed,
                 "name": settings.name,
             },
-            "tasks": {task.name: {"prompts": len(task.prompts), "left_out": task.left_out} for task in prepared},
+            "tasks": {
+                one.name: {"prompts": len(one.prompts), "left_out": one.left_out, "sha256": task.sha256}
+                for one, task in zip(prepared, settings.tasks, strict=True)
+            },
             "rows": rows,
             "speedup": speedups(rows),
             "tau": _by_task(plain, lambda row: row["tau"]),
@@ -264,10 +272,15 @@ class _Run:
         }
 
     def _floor(self, context: int) -> dict[str, Any] | None:
-        """Time of a forward pass of one row over that of reading its weights, in turns; None if the bytes read are not known."""
+        """Time of a forward pass of one row over that of reading its weights, in turns; None if the bytes read are not known, or
+        if so many more do not fit into memory."""
         if not isinstance(self.target, NativeModel):
             return None
-        reading = Reading(self.target.packed.read_bytes, self.threads)
+        free, needed = free_bytes(), self.target.packed.read_bytes
+        if free < needed:
+            self.failures["floor"] = f"{needed / 1e9:.1f} GB as large as the weights would be read, and {free / 1e9:.1f} are free"
+            return None
+        reading = Reading(needed, self.threads)
         by_name = verify_curve({"row": ModelForward(self.target, context, 1), "reading": reading}, (1,), FORWARDS, {})
         row_ms, reading_ms = by_name["row"][1], by_name["reading"][1]
         return {"bytes": reading.bytes, "row_ms": row_ms, "reading_ms": reading_ms, "ratio": row_ms / reading_ms}

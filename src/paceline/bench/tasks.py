@@ -13,6 +13,7 @@ import json
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
+from hashlib import sha256
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,12 @@ class Task:
     name: str
     items: tuple[Item, ...]
     examples: tuple[str, ...] = ()
+
+    @property
+    def sha256(self) -> str:
+        """Digest of all texts, to tell prompts from others with the same name."""
+        texts = [[item.chat, *item.texts] for item in self.items], self.examples
+        return sha256(json.dumps(texts).encode()).hexdigest()
 
 
 def load_tasks(named: str, limit: int | None = None, categories: str = "") -> list[Task]:

@@ -103,21 +103,24 @@ def _planned(settings: Settings) -> tuple[dict[str, Any], list[str]]:
     """The part of a record that is known before the run, and the possible formats of its weights."""
     from paceline.bench.mode import PLAIN_MODE, modes_of
     from paceline.models.base import DTYPES
-    from paceline.models.checkpoint import name_of
+    from paceline.models.checkpoint import inspected, name_of
     from paceline.models.embedded import DEFAULT
     from paceline.models.load import resolve
     from paceline.torch_threads import usable
 
     source = resolve(settings.model if settings.model is not None else DEFAULT)
     planned = {
-        "model": {"name": name_of(source)},
+        "model": {"name": name_of(source), "sampled_sha256": inspected(source).sampled_sha256()},
         "grown": settings.growth and asdict(settings.growth),
         "threads": settings.threads or usable(),
         "settings": {
             **asdict(settings),
             "modes": {mode.name: mode.recorded() for mode in (PLAIN_MODE, *modes_of(settings, source))},
         },
-        "tasks": {task.name: {"prompts": sum(len(item.texts) for item in task.items), "left_out": 0} for task in settings.tasks},
+        "tasks": {
+            task.name: {"prompts": sum(len(item.texts) for item in task.items), "left_out": 0, "sha256": task.sha256}
+            for task in settings.tasks
+        },
         "batches": [{"batch": size} for size in settings.batches],
         "peers": settings.peers,
         "failed": {},

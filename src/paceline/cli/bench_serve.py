@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from paceline.cli.options import Json, MaxTokens, Temperature, path_option
-from paceline.cli.terminal import err, fail, out, tell_json
+from paceline.cli.terminal import err, out, tell_json
 from paceline.interrupts import raise_again
 
 
@@ -68,7 +68,9 @@ def bench_serve(
     block: Annotated[
         int | None,
         typer.Option(
-            "--block", help="Requests of one body before the other's turn; 1, or 4 per concurrent request, if left out."
+            "--block",
+            help="Requests of one body before the other's turn; if left out 1, or 4 per concurrent request, or an eighth of all"
+            " for --rate and --trace.",
         ),
     ] = None,
     salt: Annotated[
@@ -92,7 +94,6 @@ def bench_serve(
     gap and k - 1 zeros. TPOT is a request's time behind its first text, over
     all its tokens but one.
     """
-    from paceline.bench.errors import BenchError
     from paceline.bench.files import writable
     from paceline.bench.load.files import written
     from paceline.bench.load.plots import plot
@@ -101,25 +102,22 @@ def bench_serve(
     from paceline.bench.load.table import show, watched
 
     raise_again()
-    try:
-        settings = Settings.of(
-            url=url, api_key=api_key, model=model, endpoint=endpoint, tasks=tasks, requests=requests, rate=rate,
-            concurrency=concurrency, trace=trace, scale_lengths=scale_lengths, speed_up=speed_up, max_tokens=max_tokens,
-            temperature=temperature, seed=seed, slo=slo, find_rate=find_rate, slo_share=slo_share, extra_body=extra_body,
-            against=against, block=block, warmup=warmup, timeout=timeout, retry=retry, salt=salt,
-        )  # fmt: skip
-        if out_dir is not None:
-            writable(out_dir)
-        record = run(settings, ["paceline", *sys.argv[1:]], watched(err, quiet=as_json))
-        file = written(record, out_dir) if out_dir is not None else None
-        if as_json:
-            tell_json(record)
-        else:
-            show(out, record)
-        if file is not None:
-            plot(record, file.with_suffix(""))
-    except BenchError as error:
-        fail(str(error))
+    settings = Settings.of(
+        url=url, api_key=api_key, model=model, endpoint=endpoint, tasks=tasks, requests=requests, rate=rate,
+        concurrency=concurrency, trace=trace, scale_lengths=scale_lengths, speed_up=speed_up, max_tokens=max_tokens,
+        temperature=temperature, seed=seed, slo=slo, find_rate=find_rate, slo_share=slo_share, extra_body=extra_body,
+        against=against, block=block, warmup=warmup, timeout=timeout, retry=retry, salt=salt,
+    )  # fmt: skip
+    if out_dir is not None:
+        writable(out_dir)
+    record = run(settings, ["paceline", *sys.argv[1:]], watched(err, quiet=as_json))
+    file = written(record, out_dir) if out_dir is not None else None
+    if as_json:
+        tell_json(record)
+    else:
+        show(out, record)
+    if file is not None:
+        plot(record, file.with_suffix(""))
     answered = sum(found["answered"] for level in record["levels"] for found in level["bodies"].values())
     held = record["find_rate"] is None or record["find_rate"]["held_per_s"] is not None
     raise typer.Exit(0 if answered and held else 1)

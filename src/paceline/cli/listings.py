@@ -64,7 +64,8 @@ def models(as_json: Json = False) -> None:
         return
     table = Table(header_style="dim")
     for column in ("name", "role", "parameters", "size", "draft"):
-        table.add_column(column)
+        # a name is copied, so it is never cut
+        table.add_column(column, overflow="fold")
     for m in found:
         table.add_row(m.name, m.role, f"{m.parameters / 1e6:.1f}M", f"{m.size_bytes / 1e6:.1f} MB", m.draft or "")
     out.print(table if found else "no embedded models are installed")

@@ -10,6 +10,7 @@ import json
 import math
 import struct
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".msgpack", ".h5", ".gguf")
 _LARGEST_HEADER_BYTES = 100_000_000
 """The limit of the safetensors format itself."""
+_SAMPLES, _SAMPLED_BYTES = 256, 4096
+"""Places of a file of weights that are read for its digest, and bytes of each."""
 _HUB_CACHED = "models--"
 _LAYER_COUNTS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 _BITS = {
@@ -52,6 +55,21 @@ class Checkpoint:
     @property
     def size_bytes(self) -> int:
         return sum(shard.stat().st_size for shard in self.shards)
+
+    def sampled_sha256(self) -> str:
+        """Digest of a sample of the weights: quick for any size, and another one for a model that was trained on. Raises
+        ModelError where a file cannot be read."""
+        digest = sha256()
+        try:
+            for shard in self.shards:
+                size = shard.stat().st_size
+                with shard.open("rb") as file:
+                    for place in range(0, size, max(-(-size // _SAMPLES), _SAMPLED_BYTES)):
+                        file.seek(place)
+                        digest.update(file.read(_SAMPLED_BYTES))
+        except OSError as error:
+            raise ModelError(f"'{self.path}' cannot be read: {sentence(error)}") from error
+        return digest.hexdigest()
 
 
 def name_of(folder: Path) -> str:

@@ -59,14 +59,12 @@ class Client:
                     if not self._retry or response.status_code not in REFUSALS:
                         break
                     await asyncio.sleep(wait_s)
-        except TimeoutError:
+        except (TimeoutError, httpx2.TimeoutException):
             failed = {"error": "timeout", "message": f"no whole answer within {self._timeout_s:g} s"}
         except httpx2.SSEError as error:
             failed = {"error": "not a stream", "message": str(error)}
         except BadChunk as error:
             failed = {"error": "error in the stream", "message": str(error)}
-        except httpx2.TimeoutException:
-            failed = {"error": "timeout", "message": f"no whole answer within {self._timeout_s:g} s"}
         except UnicodeEncodeError:
             failed = {"error": "unsendable", "message": "its text is not Unicode"}
         except httpx2.RequestError as error:
