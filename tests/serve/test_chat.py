@@ -70,6 +70,26 @@ def test_messages_reach_the_template_as_templates_read_them():
     assert service.chats[0][2] is False
 
 
+def test_what_openais_clients_read_an_answer_as_may_come_back():
+    """`parse()` of its Python client puts both on a message, and sends them with it."""
+    call = {**LOOK_CALL, "function": {**LOOK_CALL["function"], "parsed_arguments": {"at": [1]}}}
+    given = [
+        *HELLO,
+        {"role": "assistant", "content": None, "tool_calls": [call], "parsed": None},
+        {"role": "tool", "tool_call_id": "call_1", "content": "seen"},
+        {"role": "assistant", "content": '{"n": 1}', "parsed": {"n": 1}, "tool_calls": []},
+        {"role": "assistant", "content": None, "reasoning_content": "Hm."},
+        *HELLO,
+    ]
+    service, plain = FakeService(chat_template="{{ tools }} <tool_call>"), FakeService(chat_template="{{ tools }} <tool_call>")
+    post(service, messages=given, add_special_tokens=False, spaces_between_special_tokens=True)
+    given[1] = {"role": "assistant", "tool_calls": [LOOK_CALL]}
+    given[3] = {"role": "assistant", "content": '{"n": 1}'}
+    given[4] = {"role": "assistant", "content": "", "reasoning": "Hm."}
+    post(plain, messages=given)
+    assert service.chats == plain.chats
+
+
 def test_variables_of_the_template_are_handed_on():
     service = FakeService()
     post(service, chat_template_kwargs={"enable_thinking": False, "size": 3})

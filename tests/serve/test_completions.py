@@ -80,8 +80,13 @@ def test_without_a_seed_one_is_drawn_and_told():
     assert seeds[0] != seeds[1]
 
 
-def test_a_negative_seed_is_one_of_64_bits():
-    assert asked(seed=-1).params.seed == 2**64 - 1
+def test_a_negative_seed_is_one_of_64_bits_but_minus_one_is_none():
+    assert asked(seed=-2).params.seed == 2**64 - 2
+    assert asked(seed=-1).params.seed != asked(seed=-1).params.seed
+    service = FakeService()
+    post(service, prompt=["a", "a"], seed=-1)
+    ((one, other),) = service.asked
+    assert one.params.seed != other.params.seed
 
 
 def test_every_sampling_field_reaches_the_engine():

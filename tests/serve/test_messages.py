@@ -219,7 +219,12 @@ def test_what_the_system_says_later_is_put_into_the_users_turn():
     "hint",
     [
         {"context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}},
-        {"thinking": {"type": "adaptive", "budget_tokens": 0}},
+        {"context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": {"type": "all"}}]}},
+        {"thinking": {"type": "adaptive", "budget_tokens": 0, "display": "summarized"}},
+        {"thinking": {"type": "enabled", "budget_tokens": 1024}},
+        {"cache_control": {"type": "ephemeral", "ttl": "1h", "scope": "global"}},
+        {"diagnostics": {"previous": {}}},
+        {"system": [{"type": "text", "text": "x-anthropic-billing-header: cc_version=2; cch=36ee5;"}]},
         {"output_config": {"effort": "high"}},
     ],
 )
@@ -227,6 +232,13 @@ def test_what_asks_for_nothing_is_accepted(hint: dict[str, Any]):
     """As Claude Code sends it, also to a model that does not think."""
     assert asked(**hint, seed=1) == asked(seed=1)
     assert send(fake(), {"messages": HELLO, **hint}, f"{PATH}/count_tokens").status_code == 200
+
+
+def test_what_claude_code_writes_for_anthropic_does_not_hide_a_cached_beginning():
+    """It differs in every request, and stands before all else."""
+    blocks = [{"type": "text", "text": text} for text in ("x-anthropic-billing-header: cch=1;", "be kind", "and brief")]
+    body = {"system": blocks, "messages": [{"role": "user", "content": "hi"}]}
+    assert Prompting.model_validate(body).template_messages[0] == {"role": "system", "content": "be kind\nand brief"}
 
 
 def test_effort_reaches_a_template_that_has_levels_of_it():
@@ -466,7 +478,6 @@ def said(*blocks: Any, role: str = "user") -> dict[str, Any]:
         ({"max_tokens": None}, "'max_tokens'"),
         ({"max_tokens": 0}, "'max_tokens'"),
         ({"temperature": 1.5}, "'temperature'"),
-        ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "'thinking' is not supported"),
         ({"mcp_servers": [{"name": "x"}]}, "'mcp_servers' is not supported"),
         ({"speed": "fast"}, "'speed' is not supported"),
         ({"container": "c"}, "'container' is not supported"),
@@ -485,7 +496,7 @@ def said(*blocks: Any, role: str = "user") -> dict[str, Any]:
         (said({"type": "image", "source": {"type": "url", "url": "http://a"}}), "'messages[0].content[0].type' is not supported"),
         (said({"type": "document", "source": {}}), "'document'"),
         ({"thinking": {"type": "odd"}}, "'odd'"),
-        ({"thinking": {"type": "adaptive", "display": "omitted"}}, "'thinking.display' is not supported"),
+        ({"thinking": {"type": "adaptive", "display": "omitted"}}, "'thinking.display'"),
         (said({"type": "thinking", "thinking": "a", "signature": ""}), "does not belong to the role 'user'"),
         (said({"type": "redacted_thinking", "data": "a"}, role="assistant"), "'redacted_thinking'"),
         (said({"type": "text", "text": "a", "signature": "b"}, role="assistant"), "no part of a block"),

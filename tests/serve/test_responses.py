@@ -381,6 +381,20 @@ def test_thoughts_that_are_sent_back_belong_to_what_they_led_to():
     assert all("reasoning_content" not in message for message in (messages[0], messages[2]))
 
 
+def test_what_codex_sends_with_every_request_is_accepted():
+    """Tools that a server runs itself are not offered to the model."""
+    tools = [LOOK, {"type": "web_search", "external_web_access": False}, {"type": "image_generation"}]
+    thought = {"type": "reasoning", "summary": [], "encrypted_content": "gAAAA"}
+    answer = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "1", "parsed": 1}]}
+    call = {"type": "function_call", "call_id": "a", "name": "look", "arguments": "{}", "parsed_arguments": {}}
+    output = {"type": "function_call_output", "call_id": "a", "output": "it is there"}
+    given = [{"role": "user", "content": "Look."}, thought, answer, call, output]
+    service = FakeService(chat_template="{{ tools }} <tool_call>")
+    body = post(service, input=given, tools=tools, client_metadata={"x-codex-installation-id": "1"})
+    assert [tool["name"] for tool in body["tools"]] == ["look"]
+    assert [message["role"] for message in service.chats[0][0]] == ["user", "assistant", "tool"]
+
+
 def test_the_reasoning_effort_reaches_the_template():
     service = thinker()
     post(service, reasoning={"effort": "none", "summary": "detailed"}, include=["reasoning.encrypted_content"])

@@ -19,6 +19,7 @@ from paceline.models.tokenizer import Tokenizer
 from paceline.params import Grammar, SamplingParams
 from paceline.serve.errors import APIError, invalid
 from paceline.serve.lengths import characters
+from paceline.serve.one_system import with_one_system
 from paceline.serve.recording import record
 from paceline.serve.turns import Turns
 
@@ -73,7 +74,20 @@ class Texts:
         variables: Mapping[str, Any],
     ) -> list[int]:
         self._bound(characters(messages, tools, variables))
-        return await self.run(lambda: self.tokenizer.chat(messages, tools, answer_begun=answer_begun, variables=variables))
+
+        def rendered(conversation: Many[Mapping[str, Any]]) -> list[int]:
+            return self.tokenizer.chat(conversation, tools, answer_begun=answer_begun, variables=variables)
+
+        def ids() -> list[int]:
+            try:
+                return rendered(messages)
+            except ModelError:
+                settled = with_one_system(messages)
+                if settled == list(messages):
+                    raise
+                return rendered(settled)
+
+        return await self.run(ids)
 
     async def check(self, grammar: Grammar) -> None:
         """Raises APIError: 400 if a grammar cannot be used, 503 while other grammars that take too long prevent compiling it."""

@@ -11,7 +11,6 @@ from fastapi.responses import JSONResponse
 from paceline.serve.asking import Ask, Delta, Service
 from paceline.serve.choices import usage
 from paceline.serve.conversing import answered, ask_of, prompt_of, thinking_variables, unanswered, with_thought
-from paceline.serve.errors import invalid
 from paceline.serve.events import api_error, frame, unless_gone
 from paceline.serve.message_blocks import Blocks
 from paceline.serve.refusals import body_of
@@ -73,13 +72,9 @@ async def _prompt(service: Service, settings: Settings, plan: ToolPlan, fields: 
         variables = None
     elif asked.type == "disabled":
         variables = thinking_variables(service, "none", "thinking")
-    elif thinks(template):
-        variables = {"enable_thinking": True}
-    elif asked.type == "adaptive":
-        # as much as the model thinks fit
-        variables = None
     else:
-        raise invalid("'thinking' is not supported: the model does not think before it answers", "thinking")
+        # it may think, which a model that does not has no use for
+        variables = {"enable_thinking": True} if thinks(template) else None
     effort = fields.output_config.effort if fields.output_config else None
     # the default is high, so it asks for nothing
     if effort is not None and (effort != "high" or "reasoning_effort" in (template or "")):

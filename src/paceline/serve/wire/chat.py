@@ -19,8 +19,11 @@ Extras = dict[str, Any] | None
 
 
 class CalledFunction(Wire):
+    """parsed_arguments: what OpenAI's clients read `arguments` as, and send back."""
+
     name: FunctionName
     arguments: Text
+    parsed_arguments: Any = None
     provider_specific_fields: Extras = None
 
 
@@ -38,7 +41,8 @@ class Message(Wire):
     """One message. Images, audio and files are refused, and whatever URLs are in a text stay text.
 
     type: a mark that lm-eval and clients of other APIs put on messages; it says nothing more. reasoning_content, or reasoning:
-    what an assistant thought before it answered; templates of models that think read it.
+    what an assistant thought before it answered; templates of models that think read it. parsed: what OpenAI's clients read an
+    answer as, and send back.
     """
 
     # an example, since the schema cannot express that a user's message needs content
@@ -53,6 +57,7 @@ class Message(Wire):
     type: Literal["text", "message"] | None = None
     name: Name | None = None
     refusal: Text | None = None
+    parsed: Any = None
     annotations: Annotated[list[Any], up_to(0)] | None = None
     tool_calls: Annotated[list[ToolCall], up_to(128)] | None = None
     tool_call_id: Name | None = None
@@ -62,7 +67,8 @@ class Message(Wire):
 
     @model_validator(mode="after")
     def _coherent(self) -> Message:
-        if self.content is None and not (self.role == "assistant" and (self.tool_calls or self.refusal)):
+        answers = self.role == "assistant" and (self.tool_calls is not None or self.refusal or self.thought)
+        if self.content is None and not answers:
             raise misfit("content", "may only be absent where an assistant calls tools")
         if self.tool_calls and self.role != "assistant":
             raise misfit("tool_calls", f"do not belong to the role '{self.role}'")
@@ -201,6 +207,7 @@ class ChatRequest(Conversation, Generation):
 
     unsupported: ClassVar = FOREIGN | {
         "best_of": "choices are not ranked; ask for n of them",
+        "add_special_tokens": "the model's template writes them",
         "audio": "answers are text",
         "echo": "it belongs to text completions",
         "functions": "use 'tools'",

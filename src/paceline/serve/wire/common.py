@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence as Many
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, GetCoreSchemaHandler, model_validator
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from paceline.errors import validators_words
@@ -41,6 +41,12 @@ class Entries:
         return value
 
 
+def _or_drawn(seed: int | None) -> int | None:
+    return None if seed == -1 else seed
+
+
+Seed = Annotated[Annotated[int, Field(ge=-(2**63), lt=2**64)] | None, AfterValidator(_or_drawn)]
+"""Clients of other open servers send -1 for one that is drawn."""
 Name = Annotated[str, Field(max_length=256)]
 Text = Annotated[str, Field(max_length=1 << 22)]
 Ids = Annotated[list[TokenId], up_to(1 << 20)]

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from paceline.params import Finite, TokenId
 from paceline.serve.errors import invalid
-from paceline.serve.wire.common import Entries, Name, Text, Wire, misfit, printable, refusal, up_to
+from paceline.serve.wire.common import Entries, Name, Seed, Text, Wire, misfit, printable, refusal, up_to
 
 Metadata = Annotated[dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Entries(16)]
 
@@ -57,6 +57,7 @@ class CacheControl(Wire):
 
     type: Literal["ephemeral"]
     ttl: Literal["5m", "1h"] | None = None
+    scope: Name | None = None
 
 
 class TextPart(Wire):
@@ -151,7 +152,7 @@ class Generation(Extensions):
         ]
         | None
     ) = None
-    seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
+    seed: Seed = None
     n: Annotated[int, Field(ge=1, le=128)] | None = None
     stop: Annotated[str, Field(max_length=1024)] | Annotated[list[Annotated[str, Field(max_length=1024)]], up_to(64)] | None = (
         None
@@ -163,6 +164,7 @@ class Generation(Extensions):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 
+    spaces_between_special_tokens: bool | None = None
     user: Annotated[str, Field(max_length=4096)] | None = None
     metadata: Metadata | None = None
     store: bool | None = None

@@ -10,7 +10,7 @@ from paceline.params import Finite, Grammar
 from paceline.serve.errors import invalid
 from paceline.serve.structured import schema_grammar, structured
 from paceline.serve.wire.chat import FunctionName
-from paceline.serve.wire.common import Name, Text, Wire, misfit, up_to
+from paceline.serve.wire.common import Name, Seed, Text, Wire, misfit, up_to
 from paceline.serve.wire.generation import CacheControl, Extensions
 from paceline.serve.wire.typed import OfType, by_kind
 
@@ -30,8 +30,16 @@ Texts = Annotated[
     _BY_KIND,
 ]
 _BELONG = {"text": {"text"}, "thinking": {"thinking"}, "tool_use": {"id", "name", "input"}, "tool_result": {"tool_use_id"}}
-_OWN = {"content": "tool_result", "is_error": "tool_result", "signature": "thinking"}
+_OWN = {"content": "tool_result", "is_error": "tool_result", "signature": "thinking", "caller": "tool_use"}
 """Optional fields -> the only type of block that may have them."""
+
+
+class Caller(OfType):
+    """Who called a tool: the model itself, as there is no code here that could."""
+
+    known: ClassVar = ("direct",)
+
+    type: Literal["direct"]
 
 
 class Block(OfType):
@@ -39,8 +47,6 @@ class Block(OfType):
     it."""
 
     known: ClassVar = tuple(_BELONG)
-    unsupported: ClassVar = {"caller": "only the model calls tools"}
-
     type: Literal["text", "thinking", "tool_use", "tool_result"]
     text: Text | None = None
     thinking: Text | None = None
@@ -52,6 +58,7 @@ class Block(OfType):
     tool_use_id: Name | None = None
     content: Texts | None = None
     is_error: bool | None = None
+    caller: Caller | None = None
     cache_control: CacheControl | None = None
 
     @model_validator(mode="after")
@@ -145,13 +152,20 @@ class OutputConfig(Wire):
 
 
 class Thinking(OfType):
-    """budget_tokens: about how many a thought may have; a local model cannot be told."""
+    """budget_tokens: about how many a thought may have; a local model cannot be told. display: thoughts are always told, and
+    never summed up."""
 
     known: ClassVar = ("disabled", "enabled", "adaptive")
-    unsupported: ClassVar = {"display": "thoughts are told as they are"}
 
     type: Literal["disabled", "enabled", "adaptive"]
+    display: Literal["summarized"] | None = None
     budget_tokens: Annotated[int, Field(ge=0, le=2**31)] | None = None
+
+
+class All(OfType):
+    known: ClassVar = ("all",)
+
+    type: Literal["all"]
 
 
 class Edit(OfType):
@@ -160,15 +174,21 @@ class Edit(OfType):
     known: ClassVar = ("clear_thinking_20251015",)
 
     type: Literal["clear_thinking_20251015"]
-    keep: Literal["all"]
+    keep: Annotated[Annotated[Literal["all"], Tag("str")] | Annotated[All, Tag("dict")], by_kind("must be 'all'")]
 
 
 class ContextManagement(Wire):
     edits: Annotated[list[Edit], up_to(16)] | None = None
 
 
+_BILLING = "x-anthropic-billing-header:"
+"""How a block of the system's begins that Claude Code writes for Anthropic. It is another one in every request, so nothing behind
+it would be found in the cache."""
+
+
 class Prompting(Wire):
-    """What is said, and with which tools: all that /v1/messages/count_tokens reads."""
+    """What is said, and with which tools: all that /v1/messages/count_tokens reads. diagnostics: of the client; nobody reads
+    it."""
 
     unsupported: ClassVar = {
         "container": "no code is run here",
@@ -188,6 +208,7 @@ class Prompting(Wire):
     context_management: ContextManagement | None = None
     output_config: OutputConfig | None = None
     cache_control: CacheControl | None = None
+    diagnostics: dict[str, Any] | None = None
 
     @model_validator(mode="after")
     def _answerable(self) -> Prompting:
@@ -210,7 +231,7 @@ class Prompting(Wire):
         messages: list[dict[str, Any]] = []
         # per message; joined at the end, since a body may hold a hundred thousand blocks
         texts: list[list[str]] = []
-        if self.system is not None and (text := _text(self.system)):
+        if text := _text(self._instructions):
             messages.append({"role": "system"})
             texts.append([text])
         for turn in self.messages:
@@ -236,6 +257,12 @@ class Prompting(Wire):
                     call = {"id": block.id, "type": "function", "function": {"name": block.name, "arguments": block.input}}
                     messages[-1].setdefault("tool_calls", []).append(call)
         return [{**message, "content": "\n".join(parts)} for message, parts in zip(messages, texts, strict=True)]
+
+    @property
+    def _instructions(self) -> str | list[TextBlock]:
+        if not isinstance(self.system, list):
+            return self.system or ""
+        return [block for block in self.system if not block.text.startswith(_BILLING)]
 
     @property
     def plain_tools(self) -> list[dict[str, Any]]:
@@ -281,7 +308,7 @@ class MessagesRequest(Prompting, Extensions):
     stream: bool | None = None
     metadata: Metadata | None = None
     service_tier: Literal["auto", "standard_only"] | None = None
-    seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
+    seed: Seed = None
 
     @model_validator(mode="after")
     def _traced(self) -> MessagesRequest:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import takewhile
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, Tag, model_validator
+from pydantic import BeforeValidator, Field, Tag, model_validator
 
 from paceline.params import Grammar
 from paceline.serve.errors import invalid
@@ -19,7 +19,8 @@ LOGPROBS, ENCRYPTED = "message.output_text.logprobs", "reasoning.encrypted_conte
 
 
 class Part(OfType):
-    """A part of a message. annotations, logprobs: of an earlier answer that is sent back; they say nothing to the model."""
+    """A part of a message. annotations, logprobs, parsed: of an earlier answer that is sent back; they say nothing to the
+    model."""
 
     known: ClassVar = ("input_text", "output_text", "reasoning_text", "refusal")
 
@@ -28,6 +29,7 @@ class Part(OfType):
     refusal: Text | None = None
     annotations: list[Any] | None = None
     logprobs: list[Any] | None = None
+    parsed: Any = None
 
     @model_validator(mode="after")
     def _coherent(self) -> Part:
@@ -50,11 +52,11 @@ _BELONG = {
 
 class Item(OfType):
     """A message, a call that the model made, what came of it, or what the model thought before either. id, status: of items that
-    an earlier answer held. summary: of a thought, beside which nothing is read."""
-
-    unsupported: ClassVar = {"encrypted_content": "thoughts are told as they are"}
+    an earlier answer held. summary, encrypted_content: of a thought, whose content alone is read. parsed_arguments: what OpenAI's
+    clients read `arguments` as, and send back."""
 
     known: ClassVar = tuple(_BELONG)
+    reasons: ClassVar = {"item_reference": "nothing is stored here; send the items themselves, with 'store' false"}
 
     type: Literal["message", "function_call", "function_call_output", "reasoning"] = "message"
     id: Name | None = None
@@ -66,13 +68,16 @@ class Item(OfType):
     name: FunctionName | None = None
     arguments: Text | None = None
     output: Content | None = None
+    parsed_arguments: Any = None
     summary: Annotated[list[Any], up_to(1024)] | None = None
+    encrypted_content: Text | None = None
 
     @model_validator(mode="after")
     def _coherent(self) -> Item:
         thought = self.type == "reasoning"
-        if self.summary is not None and not thought:
-            raise misfit("summary", f"is no part of an item of type '{self.type}'")
+        for field, owner in (("summary", "reasoning"), ("encrypted_content", "reasoning"), ("parsed_arguments", "function_call")):
+            if getattr(self, field) is not None and self.type != owner:
+                raise misfit(field, f"is no part of an item of type '{self.type}'")
         if any((part.type == "reasoning_text") != thought for part in _parts(self.content) + _parts(self.output)):
             raise misfit("content", "holds a part that belongs to another type of item")
         for field in ("role", "content", "call_id", "name", "arguments", "output"):
@@ -95,6 +100,18 @@ class FunctionTool(OfType):
     description: Text | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
+
+
+_HOSTED = ("web_search", "image_generation")
+"""How the types of tools begin that a server runs itself. There are none here, so the model is not offered them. Codex lists them
+in every request."""
+
+
+def _without_hosted(tools: Any) -> Any:
+    """The tools but for those of a server's own."""
+    if not isinstance(tools, list):
+        return tools
+    return [tool for tool in tools if not (isinstance(tool, dict) and str(tool.get("type")).startswith(_HOSTED))]
 
 
 class ChosenTool(OfType):
@@ -176,7 +193,7 @@ class ResponsesRequest(Generation):
     instructions: Text | None = None
     max_output_tokens: Annotated[int, Field(ge=1, le=2**31)] | None = None
     text: TextOptions | None = None
-    tools: Annotated[list[FunctionTool], up_to(128)] | None = None
+    tools: Annotated[Annotated[list[FunctionTool], up_to(128)] | None, BeforeValidator(_without_hosted)] = None
     tool_choice: (
         Annotated[
             Annotated[Literal["none", "auto", "required"], Tag("str")] | Annotated[ChosenTool, Tag("dict")],
@@ -191,6 +208,7 @@ class ResponsesRequest(Generation):
     truncation: Name | None = None
     background: bool | None = None
     prompt_cache_options: dict[str, Any] | None = None
+    client_metadata: dict[str, Any] | None = None
 
     @model_validator(mode="after")
     def _as_a_server_without_memory(self) -> ResponsesRequest:

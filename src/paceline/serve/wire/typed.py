@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from pydantic import Discriminator, model_validator
@@ -10,16 +11,18 @@ from paceline.serve.wire.common import Wire, printable, refusal
 
 
 class OfType(Wire):
-    """A part with a `type` field. known: the supported types; any other is refused by name."""
+    """A part with a `type` field. known: the supported types; any other is refused by name. reasons: of some of those, why."""
 
     known: ClassVar[tuple[str, ...]] = ()
+    reasons: ClassVar[Mapping[str, str]] = {}
 
     @model_validator(mode="before")
     @classmethod
     def _is_known(cls, values: Any) -> Any:
         kind = values.get("type") if isinstance(values, dict) else None
         if isinstance(kind, str) and kind not in cls.known:
-            raise refusal("type", f"there is no '{printable(kind)}' here, only {', '.join(cls.known)}")
+            none = f"there is no '{printable(kind)}' here, only {', '.join(cls.known)}"
+            raise refusal("type", cls.reasons.get(kind, none))
         return values
 
 
