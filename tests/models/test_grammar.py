@@ -39,6 +39,9 @@ def schema(value: object) -> Grammar:
     return Grammar(kind="json_schema", text=json.dumps(value))
 
 
+NAMED = {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]}
+
+
 def pieces() -> list[bytes]:
     return [*Pieces(tokenizer(), PADDED).of]
 
@@ -173,6 +176,13 @@ def test_without_an_eos_the_answer_is_over_where_nothing_may_follow() -> None:
     assert constraint.over(()) == "stop"
 
 
+def test_a_grammar_of_an_empty_answer_is_refused_before_a_token_is_drawn(grammars: Grammars) -> None:
+    """Without an EOS there is no token that it could have."""
+    with pytest.raises(GrammarError, match="only an empty answer satisfies it"):
+        grammars.constraint(regex("()"), frozenset())
+    assert grammars.constraint(regex("()"), frozenset({EOS})).over(()) is None
+
+
 @pytest.mark.parametrize(
     ("grammar", "reason"),
     [
@@ -188,6 +198,8 @@ def test_without_an_eos_the_answer_is_over_where_nothing_may_follow() -> None:
         (schema({"enum": []}), "Unsatisfiable"),
         (schema([1]), "neither an object nor true"),
         (schema({"oneOf": [{"type": "object"}, {"type": "object", "required": ["a"]}]}), "write anyOf"),
+        (schema({"oneOf": [NAMED, {**NAMED, "properties": {"a": {"type": "string"}, "b": {}}}]}), "write anyOf"),
+        (schema({"oneOf": [NAMED, {"type": "object", "properties": {"b": {}}}]}), "write anyOf"),
         (Grammar(kind="json_schema", text="{"), "not valid JSON"),
         (Grammar(kind="json_schema", text="[" * 60_000), "not valid JSON"),
         (Grammar(kind="json_schema", text='{"not":' * 40 + "{}" + "}" * 40), "more than 32 levels"),

@@ -19,6 +19,15 @@ ONE = {"type": "object", "properties": {"a": {"type": "integer"}}}
 CLOSED = {**ONE, "additionalProperties": False}
 
 
+def tagged(key: str, *values: Any, **more: Any) -> dict[str, Any]:
+    """A union of objects that a property tells apart, as pydantic writes it."""
+    defs = {
+        f"d{number}": {"type": "object", "properties": {"kind": {key: value}, f"p{number}": {}}, "required": ["kind"], **more}
+        for number, value in enumerate(values)
+    }
+    return {"$defs": defs, "oneOf": [{"$ref": f"#/$defs/{name}"} for name in defs]}
+
+
 @pytest.mark.parametrize(
     ("schema", "wanted"),
     [
@@ -32,6 +41,10 @@ CLOSED = {**ONE, "additionalProperties": False}
         ),
         ({"$defs": {"x": ONE}, "allOf": [{"$ref": "#/$defs/x"}]}, {"$defs": {"x": CLOSED}, "allOf": [{"$ref": "#/$defs/x"}]}),
         (ONE | {"required": ["a"]}, CLOSED | {"required": ["a"]}),
+        ({"oneOf": [ONE, {"type": ["null", "integer"]}]}, {"oneOf": [CLOSED, {"type": ["null", "integer"]}]}),
+        ({"oneOf": [ONE]}, {"oneOf": [CLOSED]}),
+        (tagged("const", "x", "y"), tagged("const", "x", "y", additionalProperties=False)),
+        (tagged("enum", ["x"], ["y", "z"]), tagged("enum", ["x"], ["y", "z"], additionalProperties=False)),
     ],
 )
 def test_objects_with_named_properties_get_additional_properties_false(schema: Any, wanted: Any) -> None:
@@ -58,6 +71,12 @@ def test_objects_with_named_properties_get_additional_properties_false(schema: A
         {"$defs": {"x": {"anyOf": [{"$ref": "#/$defs/y~1~0z"}]}, "y/~z": ONE}, "$ref": "#/$defs/x", "properties": {}},
         {"allOf": 3, "anyOf": None, "properties": [], "required": 1, "$ref": 2, "format": "date"},
         {"enum": [{"properties": {}}], "default": ONE},
+        {"oneOf": [ONE, {"type": "object", "properties": {"b": {}}}]},
+        {"oneOf": [ONE, {"properties": {"b": {"type": "integer"}}}]},
+        {"oneOf": [ONE, *({"const": number} for number in range(64))]},
+        {"oneOf": [{"type": "object", "properties": {"a": {}}, "required": ["a"]}, ONE | {"required": ["a"]}]},
+        tagged("enum", ["x", "y"], ["y", "z"]),
+        {"oneOf": [{"$ref": "#/oneOf/0"}, {"$ref": "#"}, 3], "type": [{}]},
     ],
 )
 def test_schemas_that_allow_other_properties_are_left_unchanged(schema: Any) -> None:

@@ -76,7 +76,11 @@ class Grammars:
     def constraint(self, grammar: Grammar, stop_ids: frozenset[int]) -> GrammarConstraint:
         """The state of one answer that ends with any of the model's EOS among `stop_ids`. Raises GrammarError as `check` does."""
         ends = self.eos_token_ids & stop_ids
-        return GrammarConstraint(self._known(grammar), self.vocab_size, ends, partial(self._another, grammar))
+        made = GrammarConstraint(self._known(grammar), self.vocab_size, ends, partial(self._another, grammar))
+        if made.over(()) is not None:
+            # an answer has at least one token, and there would be no rule for it
+            raise _refused(grammar, "only an empty answer satisfies it")
+        return made
 
     def _known(self, grammar: Grammar) -> LLMatcher:
         """The grammar's matcher in its initial state, to be copied before use."""
