@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import cache
 from math import sqrt
 
@@ -12,7 +13,7 @@ import pytest
 from commandline import run, save_pair
 from paceline import LLM, SamplingParams
 from paceline.drafters.ngram import NgramDrafter
-from paceline.engine import law
+from paceline.engine import check, law
 from paceline.engine.check import doubt, examine, law_of, verdict
 from paceline.engine.engine import Engine, RequestError
 from paceline.engine.law import FALSE_ALARM, MOST, TURNS, Fit, distance, draws, fit, placed, tokens_drawn
@@ -347,3 +348,17 @@ def test_mistakes_get_one_sentence(monkeypatch, capsys, models, rule: str, expec
     said = capsys.readouterr().err
     assert len(said.strip().splitlines()) == 1
     assert expected in said
+
+
+@pytest.mark.parametrize("invariant", [True, False])
+def test_a_near_tie_excuses_another_token_only_where_a_rows_bits_may_differ(monkeypatch, models, invariant: bool) -> None:
+    """A kernel that loses its invariance would part texts at near ties first."""
+    llm, params = LLM(models[0], draft="none"), SamplingParams(max_tokens=4)
+    (plain,) = llm.generate("the", params)
+    other = replace(plain, token_ids=[*plain.token_ids[:2], plain.token_ids[2] ^ 1, *plain.token_ids[3:]])
+    monkeypatch.setattr(check, "NEAR_TIE", float("inf"))
+    monkeypatch.setattr(llm.target, "batch_invariant", invariant)
+    found = check._divergence(llm, "the", params, plain, other)
+    assert found is not None
+    assert found.position == 2
+    assert found.near_tie is not invariant

@@ -20,22 +20,20 @@ from paceline.sampling import Context, target_scores
 from paceline.verifiers.base import Exactness
 
 NEAR_TIE = 1e-5
-"""On the transformers backend a row's last bits may depend on the shape of its forward; a smaller gap counts as a near tie."""
+"""On the transformers backend a row's last bits may depend on the shape of its forward; there a smaller gap counts as a near tie.
+Elsewhere there is none: another token is a fault."""
 
 
 @dataclass(frozen=True)
 class Divergence:
-    """Where two runs diverge: index among the generated tokens, both tokens (-1: that run had ended), and the gap between
-    their scores (noised where sampled)."""
+    """Where two runs diverge: index among the generated tokens, both tokens (-1: that run had ended), the gap between their
+    scores (noised where sampled), and whether it is so small that the shape of a forward may have decided."""
 
     position: int
     plain: int
     speculative: int
     logit_gap: float
-
-    @property
-    def near_tie(self) -> bool:
-        return self.logit_gap < NEAR_TIE
+    near_tie: bool
 
 
 @dataclass(frozen=True)
@@ -106,7 +104,7 @@ def _divergence(
         if params.temperature > 0:
             scores += gumbel(sequence.seed, len(sequence.tokens), pair)
         gap = float((scores[0] - scores[1]).abs())
-    return Divergence(at, ours, theirs, gap)
+    return Divergence(at, ours, theirs, gap, gap < NEAR_TIE and not llm.target.batch_invariant)
 
 
 def law_of(rows: Many[Row]) -> Fit | None:
