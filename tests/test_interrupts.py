@@ -30,6 +30,40 @@ def test_an_interrupt_within_deferred_is_raised_at_its_end() -> None:
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
+def test_a_second_interrupt_within_deferred_does_not_wait() -> None:
+    """What runs may never end, such as a drafter of a user's own with an endless loop."""
+    passed = list[str]()
+
+    def interrupted() -> None:
+        with Deferred():
+            os.kill(os.getpid(), signal.SIGINT)
+            passed.append("the first")
+            os.kill(os.getpid(), signal.SIGINT)
+            passed.append("the second")
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert passed == ["the first"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_loading_another_drafter_is_interrupted_at_once(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may fetch a model. The drafter that was in use still is."""
+    llm, passed = LLM(save_pair(tmp_path)[0], "ngram"), list[str]()
+    engine, wanted = llm.engine, llm.generate("the thin thin", PARAMS)[0].token_ids
+
+    def loading(*_: object) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        passed.append("it went on")
+
+    monkeypatch.setattr(llm, "_engine", loading)
+    with pytest.raises(KeyboardInterrupt):
+        llm.use("suffix")
+    assert not passed
+    assert llm.engine is engine
+    assert llm.generate("the thin thin", PARAMS)[0].token_ids == wanted
+
+
 def test_a_custom_sigint_handler_is_called_at_the_end_of_deferred() -> None:
     told = list[int]()
     before = signal.signal(signal.SIGINT, lambda number, _: told.append(number))

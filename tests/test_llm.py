@@ -456,6 +456,13 @@ def test_token_ids_may_come_as_any_row_of_whole_numbers(llm: LLM) -> None:
         assert answer.token_ids == wanted
 
 
+def test_several_prompts_may_come_as_rows_of_one_token(llm: LLM) -> None:
+    short = SamplingParams(max_tokens=4)
+    wanted = [answer.token_ids for answer in llm.generate([[5], [7]], short)]
+    for ids in (torch.tensor([[5], [7]]), np.array([[5], [7]]), [torch.tensor([5]), torch.tensor([7])]):
+        assert [answer.token_ids for answer in llm.generate(ids, short)] == wanted  # pyright: ignore[reportArgumentType]
+
+
 def test_a_model_may_be_named_by_a_path(tmp_path: Path) -> None:
     assert LLM(WEIGHTS_FOLDER / DEFAULT, draft="none").target.name == DEFAULT
     with pytest.raises(PacelineError, match="there is no model directory"):

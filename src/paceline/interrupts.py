@@ -49,7 +49,8 @@ def raised() -> Iterator[None]:
 
 
 class Deferred:
-    """A context in which interrupts of the main thread wait. At its end they are handled as if they came then."""
+    """A context in which an interrupt of the main thread waits. At its end it is handled as if it came then, or at once, if a
+    second one comes: what runs may never end."""
 
     def __init__(self) -> None:
         self._handler: Any = None
@@ -71,7 +72,11 @@ class Deferred:
             self._handler(*self._came)
 
     def _note(self, *arguments: Any) -> None:
-        self._came = arguments
+        came, self._came = self._came, arguments
+        if came is not None:
+            self._came = None
+            self._handler(*came)
+            self._handler(*arguments)
 
 
 def _end(*_: Any) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence as Many
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from operator import index
@@ -160,25 +160,32 @@ class LLM:
     def use(self, draft: str, policy: str | None = None, *, verify: str | None = None) -> None:
         """Change the drafter, and the policy and the verifier, which are those of the constructor if not given. The target stays
         loaded; requests in flight end with "abort"."""
-        with self._turn():
+        with self._turn(nullcontext()):
+            # this may be interrupted: it may fetch a model, and changes nothing
             engine = self._engine(draft, policy, verify)
-            self._tell(self.engine.abort_all())
-            self.engine, self._inboxes = engine, {}
+            with Deferred():
+                self._tell(self.engine.abort_all())
+                self.engine, self._inboxes = engine, {}
 
     @contextmanager
-    def _turn(self) -> Iterator[None]:
-        """Use the engine exclusively. A waiting thread comes next: else one that steps on and on would never let another in."""
-        with Deferred():
+    def _turn(self, interrupts: AbstractContextManager[None] | None = None) -> Iterator[None]:
+        """Use the engine exclusively. A waiting thread comes next: else one that steps on and on would never let another in.
+
+        interrupts: what becomes of them meanwhile; they wait, if that is not given.
+        """
+        with interrupts or Deferred():
             with self._next:
                 self._lock.acquire()
             self._taken = True
             try:
                 yield
             finally:
-                while self._left:
-                    self.engine.abort(self._left.pop())
-                self._taken = False
-                self._lock.release()
+                try:
+                    while self._left:
+                        self.engine.abort(self._left.pop())
+                finally:
+                    self._taken = False
+                    self._lock.release()
 
     def _engine(self, draft: str, policy: str | None = None, verify: str | None = None) -> Engine:
         chosen = self._policy if policy is None else policy
@@ -326,13 +333,14 @@ class LLM:
 
     def _close(self, inboxes: Iterable[_Inbox]) -> None:
         # without `_turn`: the garbage collector may close a stream while this thread is already in the middle of a step
-        with Deferred(), self._lock:
+        with Deferred(), self._lock, ExitStack() as aborts:
             for inbox in inboxes:
                 self._inboxes.pop(inbox.sequence, None)
                 if self._taken:
                     self._left.append(inbox.sequence)
                 else:
-                    self.engine.abort(inbox.sequence)
+                    # all of them, even if a drafter of a user's own fails as one is released
+                    aborts.callback(self.engine.abort, inbox.sequence)
 
     def _received(self, inbox: _Inbox) -> Iterator[Progress]:
         """The progress of one request, until it ends or another engine is used. A waiting thread runs the engine for all, and
@@ -390,11 +398,13 @@ def _listed(prompts: Any, name: str) -> list[Prompt]:
     except TypeError:
         raise _unfit(prompts, name) from None
     try:
-        # whatever converts to an integer, such as an element of a tensor
-        index(listed[0])
-    except (IndexError, TypeError):
+        # a row of a tensor converts to an integer too, if it has one element
+        iter(listed[0])
+    except IndexError:
         return listed
-    return [listed]
+    except TypeError:
+        return [listed] if hasattr(listed[0], "__index__") else listed
+    return listed
 
 
 def _ids(prompt: Any, name: str) -> list[int]:

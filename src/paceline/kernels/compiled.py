@@ -105,12 +105,20 @@ def ready(kernels: Iterable[Kernel]) -> None:
             kernel._address = _Linker.shared().address(kernel.symbol, code)
 
 
-@cache
+_failed = set[Kernel]()
+
+
 def available(*kernels: Kernel) -> bool:
-    """Whether optional kernels are available, loading them if needed. A failure is cached, so that no step compiles again."""
+    """Whether optional kernels are available, loading them if needed. One that failed is not tried again, in no step."""
+    lacking = [kernel for kernel in kernels if not kernel._address]
+    if not lacking:
+        return True
+    if not _failed.isdisjoint(lacking):
+        return False
     try:
-        ready(kernels)
+        ready(lacking)
     except CompileError:
+        _failed.update(kernel for kernel in lacking if not kernel._address)
         return False
     return True
 

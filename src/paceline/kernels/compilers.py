@@ -73,6 +73,8 @@ class Compilers:
                     cwd=self._own,
                     text=True,
                     errors="replace",
+                    # a terminal interrupts a whole group: an end of theirs would look like a kernel that cannot be compiled
+                    process_group=0,
                 )
             except (OSError, TypeError) as error:
                 why = error.strerror if isinstance(error, OSError) else "it is not known where Python is"

@@ -321,4 +321,5 @@ def test_kernels_that_cannot_be_had_are_asked_for_once(monkeypatch: pytest.Monke
     monkeypatch.setattr(compiled, "ready", refused)
     kernel = Kernel("native.of.nobody")
     assert [compiled.available(kernel) for _ in range(3)] == [False, False, False]
+    assert not compiled.available(kernel, Kernel("native.of.somebody")), "nor in another set"
     assert len(asked) == 1
