@@ -76,6 +76,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "mixtral": _EXPERTS,
     "deepseek_v3": {**_EXPERTS, **_LATENT},
     "gpt_oss": {**_MIXED, **_EXPERTS},
+    "afmoe": {**_MIXED, **_EXPERTS, "num_dense_layers": 1, "num_experts": 4},
     "falcon": {"alibi": False, "new_decoder_architecture": False},
     "gpt_neo": {
         "attention_types": [[["global", "local"], 1]],

@@ -258,7 +258,8 @@ def with_weights(parts: Many[Spec], surroundings: Surroundings) -> Drafter:
     drafter, weights = parts[0], _weights_format(parts)
     loaded: list[str] = []
 
-    def load(path: str) -> tuple[LanguageModel, Tokenizer]:
+    def load(path: str, _: str | None = None) -> tuple[LanguageModel, Tokenizer]:
+        # a format that x asks for is not the one that the user named
         loaded.append(path)
         return surroundings.load(path, weights)
 

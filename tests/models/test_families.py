@@ -31,6 +31,7 @@ ROUTED = [
     "mixtral",
     "deepseek_v3",
     "gpt_oss",
+    "afmoe",
 ]
 _WINDOWS: dict[str, Any] = {"sliding_window": 3, "layer_types": ["sliding_attention", "full_attention"]}
 SETTINGS: list[tuple[str, dict[str, Any]]] = [

@@ -371,11 +371,14 @@ def same(model: LanguageModel, reference: Any) -> bool:
 
 
 @pytest.mark.parametrize("name", EXTRA)
-def test_a_model_with_unknown_tensors_goes_by_the_other_backend(tmp_path: Path, name: str) -> None:
-    """transformers ignores them; a backend that used them would be another model."""
+def test_a_model_with_unknown_tensors_goes_by_the_other_backend(tmp_path: Path, caplog, name: str) -> None:
+    """transformers ignores them, so the model may not be what its files mean: the user is told. A backend that used them would be
+    another model."""
     folder, reference = checkpoint(tmp_path)
-    model = load_model(rewritten(folder, **{name: EXTRA[name]}))
+    with caplog.at_level("WARNING", "paceline"):
+        model = load_model(rewritten(folder, **{name: EXTRA[name]}))
     assert not isinstance(model, NativeModel)
+    assert f"holds 1 tensors that transformers' LlamaForCausalLM does not use, first '{name}'" in caplog.text
     assert same(model, reference)
     assert name in refusal(folder)
 

@@ -156,6 +156,17 @@ def test_bytes_that_no_token_stands_for_are_spelled_as_unknown(tmp_path: Path) -
     assert pieces.spelled(b"a?b") == [1, 0, 2]
 
 
+def test_bytes_that_a_tokenizer_cannot_encode_are_left_out(tmp_path: Path) -> None:
+    """It has no unknown token, and raises. A target with another tokenizer may have such characters in any text."""
+    from tokenizers import Tokenizer as Library, models
+
+    save(tmp_path, Library(models.Unigram([("a", -1.0), ("b", -1.0), ("x", -2.0)], None, False)), _Silent())
+    pieces = Pieces(Tokenizer(tmp_path), 3)
+    assert pieces.spelled("aéb".encode()) == [0, 1]
+    assert pieces.spelled("aéb".encode(), opens=True) == [0, 1]
+    assert pieces.spelled(b"ab") == [0, 1]
+
+
 def test_one_special_name_in_a_long_text_does_not_change_the_split_of_the_rest(tmp_path: Path) -> None:
     """The text contains the name of a special token, which the tokenizer would encode as that token."""
     from tokenizers import Tokenizer as Library, models

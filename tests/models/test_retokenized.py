@@ -329,3 +329,15 @@ def test_of_a_text_that_is_cut_back_again_and_again_the_end_alone_is_split(folde
         model.truncate(0, len(text) - 3)
         model._brought_up(Sequence(0, (*text[:-3], *texts(folder, turn, 1)[1:]), SamplingParams(), seed=0))
     assert 0 < characters < 20 * 1000
+
+
+def test_a_token_beyond_the_vocabulary_has_no_text(folder: Path) -> None:
+    """Inside a cascade the target's tokens are those of a draft model, which may have fewer rows than the whole cascade's target:
+    a bias can choose one that it lacks."""
+    model, owner = retokenized(folder, "pieced"), Sequence(1, tuple(texts(folder, 1, 4)), SamplingParams(), seed=1)
+    model.extend([owner], [Budget(2, 2)], "m")
+    owner.commit((len(pieces(folder / "target").of) + 3,), ("",))
+    owner.finish_reason = "length"
+    model.settle(owner.key)
+    model.release(owner.key)
+    assert not model._shadows

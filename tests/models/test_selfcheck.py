@@ -22,7 +22,7 @@ from tiny import tiny_model
 
 BACKENDS: dict[str, tuple[type[LanguageModel], Branching]] = {
     **dict.fromkeys(
-        ("llama", "mistral", "gemma2", "gpt2", "opt", "mixtral", "deepseek_v3", "gpt_oss"), (HubModel, Branching.TREE)
+        ("llama", "mistral", "gemma2", "gpt2", "opt", "mixtral", "deepseek_v3", "gpt_oss", "afmoe"), (HubModel, Branching.TREE)
     ),
     **dict.fromkeys(("falcon", "gptj", "codegen"), (StatefulModel, Branching.TREE)),
     **dict.fromkeys(("bloom", "mpt", "gpt_neo"), (StatefulModel, Branching.CHAIN)),

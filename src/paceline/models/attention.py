@@ -136,18 +136,20 @@ def attend(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    rule: Rule | None,
+    attention_mask: Rule | None,
     scaling: float | None = None,
     softcap: float | None = None,
     s_aux: torch.Tensor | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
-    """The attention function. query: [1, H, T, D]; key: [1, K, T, D]; value: [1, K, T, D']. Returns [1, T, H, D']."""
+    """The attention function. query: [1, H, T, D]; key: [1, K, T, D]; value: [1, K, T, D']. attention_mask: what `keep_rule`
+    returned. Returns [1, T, H, D'], contiguous, as transformers' own functions do: some models view it."""
     forward = FORWARD.get()
     forward.attention_calls += 1
     layer: int = module.layer_idx  # pyright: ignore[reportAssignmentType]
     scale = float(query.shape[3] ** -0.5 if scaling is None else scaling)
-    return forward.attended(layer, query[0], key[0], value[0], AttentionOptions(rule, scale, softcap, s_aux))[None], None
+    options = AttentionOptions(attention_mask, scale, softcap, s_aux)
+    return forward.attended(layer, query[0], key[0], value[0], options)[None].contiguous(), None
 
 
 def _attended(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from logging import getLogger
 from pathlib import Path
 from typing import Any
 
@@ -244,7 +245,8 @@ def _weighed(checkpoint: Checkpoint, config: Any, dtype: torch.dtype | None) -> 
         dtype = torch.float32
     try:
         architecture: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
-        if getattr(architecture, "config_class", None) is config.sub_configs.get("text_config", object):
+        is_part = getattr(architecture, "config_class", None) is config.sub_configs.get("text_config", object)
+        if is_part:
             # a vision-language model's language model has its own configuration, and the whole model's quantisation
             quantisation, config = getattr(config, "quantization_config", None), config.get_text_config()
             if quantisation is not None:
@@ -277,6 +279,12 @@ def _weighed(checkpoint: Checkpoint, config: Any, dtype: torch.dtype | None) -> 
     missing = sorted(report["missing_keys"])
     if missing:
         raise ModelError(f"'{checkpoint.path}' lacks {len(missing)} tensors of its config.json, first '{missing[0]}'")
+    unused = sorted(report["unexpected_keys"])
+    if unused and not is_part:
+        getLogger("paceline").warning(
+            "'%s' holds %d tensors that transformers' %s does not use, first '%s'",
+            checkpoint.path, len(unused), architecture.__name__, unused[0],
+        )  # fmt: skip
     if scaled and getattr(config, "quantization_config", None) is None:
         raise ModelError(f"'{checkpoint.path}' holds weights of the type {scaled}, and transformers would not scale them")
     try:

@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping, Sequence as Many
 from functools import cached_property
 
+from paceline.models.base import ModelError
 from paceline.models.tokenizer import Tokenizer
 
 _SPACE = "\u2581"
@@ -100,17 +101,24 @@ class Pieces:
         except UnicodeDecodeError:
             return None
         if opens:
-            tokens = self._tokenizer.encode(text, add_special=False)
+            tokens = self._encoded(text)
             if self._plain(tokens) and self.bytes_of(tokens).removeprefix(b" ") == data.removeprefix(b" "):
                 return tokens
         # if the tokenizer adds a leading space, leave out the one that is there
         candidates = [(text, 0), (text[1:], 0)] if text[:1] == " " else [(text, 0)]
         for given, surplus in (*candidates, (_ANCHOR + text, 1), (_ANCHOR + text, 2)):
-            tokens = self._tokenizer.encode(given, add_special=False)
+            tokens = self._encoded(given)
             start = self.boundary(tokens, surplus)
             if start is not None and self._plain(tokens) and self.bytes_of(tokens[start:]) == data:
                 return tokens[start:]
         return None
+
+    def _encoded(self, text: str) -> list[int]:
+        """The tokens of a text; none where a tokenizer without an unknown token lacks a character."""
+        try:
+            return self._tokenizer.encode(text, add_special=False)
+        except ModelError:
+            return []
 
     def _plain(self, tokens: Many[int]) -> bool:
         return all(self.of[token] for token in tokens)

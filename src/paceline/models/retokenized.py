@@ -140,7 +140,9 @@ class RetokenizedModel:
         data, spans = bytearray(), []
         for token in sequence.tokens[shadow.taken :]:
             if token not in self._special:
-                data += self._target.of[token] or self._target.names.get(token, "").encode()
+                # a target may have more rows than the model whose tokens these are
+                known = token < len(self._target.of)
+                data += (self._target.of[token] or self._target.names.get(token, "").encode()) if known else b""
             else:
                 self._write(shadow, data)
                 self._close(shadow, self._special[token])
