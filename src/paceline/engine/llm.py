@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from operator import index
-from os import PathLike, fspath
+from os import PathLike, fspath, getpid
 from threading import Lock, RLock
 from typing import Any
 
@@ -152,6 +152,7 @@ class LLM:
         self._extra_drafters, self._offer = tuple(extra_drafters), tuple(offer)
         self._load = lru_cache(maxsize=4)(_checkpoint)
         self._next, self._lock = Lock(), RLock()
+        self._process = getpid()
         self._taken, self._left = False, list[Sequence]()
         """Whether a thread is using the engine; and requests that were closed meanwhile."""
         self.engine = self._engine(draft)
@@ -171,8 +172,11 @@ class LLM:
     def _turn(self, interrupts: AbstractContextManager[None] | None = None) -> Iterator[None]:
         """Use the engine exclusively. A waiting thread comes next: else one that steps on and on would never let another in.
 
-        interrupts: what becomes of them meanwhile; they wait, if that is not given.
+        interrupts: what becomes of them meanwhile; they wait, if that is not given. Raises RequestError in a process that was
+        forked in the middle of another thread's turn.
         """
+        if self._process != getpid():
+            self._adopt()
         with interrupts or Deferred():
             with self._next:
                 self._lock.acquire()
@@ -186,6 +190,12 @@ class LLM:
                 finally:
                     self._taken = False
                     self._lock.release()
+
+    def _adopt(self) -> None:
+        """Take over in a forked process, which has none of the threads that may have held the locks."""
+        if self._taken:
+            raise RequestError("this process was forked while another thread was using its LLM: make one here")
+        self._next, self._lock, self._process = Lock(), RLock(), getpid()
 
     def _engine(self, draft: str, policy: str | None = None, verify: str | None = None) -> Engine:
         chosen = self._policy if policy is None else policy
@@ -332,6 +342,9 @@ class LLM:
         return inbox
 
     def _close(self, inboxes: Iterable[_Inbox]) -> None:
+        if self._process != getpid():
+            # the requests of a process that this one is a copy of
+            return
         # without `_turn`: the garbage collector may close a stream while this thread is already in the middle of a step
         with Deferred(), self._lock, ExitStack() as aborts:
             for inbox in inboxes:
