@@ -174,7 +174,7 @@ def laid_out(activations: torch.Tensor, packed: Packed) -> torch.Tensor:
         return torch.cat([blocks, head.view(torch.int8), spare])
     parts = []
     for group in range(groups.shape[1]):
-        words = whole[:, group].to(torch.int16).view(torch.int32)
+        words = whole[:, group].to(torch.int8 if bits == 8 else torch.int16).view(torch.int32)
         head = torch.stack([scales[:, group].view(torch.int32), whole[:, group].sum(-1, dtype=torch.int32)])
         parts.append(torch.cat([head, words.T]).flatten())
     return torch.cat(parts).view(torch.int8)

@@ -24,7 +24,7 @@ from paceline.tree import DraftTree
 from stepping import missing, score, sequence
 from tiny import tiny_model
 
-FORMATS = ("fp32", "fp16", "bf16", "w16a16", "int8", "int4", "w8a8")
+FORMATS = ("fp32", "fp16", "bf16", "w16a16", "int8", "int4", "w8a8", "w4a8")
 THREADS = (1, 2) if most_threads() > 1 else (1,)
 
 

@@ -26,13 +26,13 @@ from represented import represented
 assert (LANES, MULTIPLIES_BYTES, bool(PAIR_PRODUCTS), MATRIX_UNIT) == ({lanes}, {fours}, {pairs}, False)
 inputs = 2 * SUMMED + 70
 weight, rows = torch.randn(100, inputs) / 4, torch.randn(MOST_ROWS, inputs)
-for name in ("fp32", "w16a16", "int8", "int4", "w8a8"):
+for name in ("fp32", "w16a16", "int8", "int4", "w8a8", "w4a8"):
     packed = pack(weight, FORMATS[name])
     alone = torch.cat([multiplied(packed, row[None]) for row in rows])
     for count in range(2, MOST_ROWS + 1):
         assert torch.equal(multiplied(packed, rows[:count]), alone[:count]), (name, count)
     wanted = as_read(rows, packed.form) @ represented(weight, FORMATS[name]).t()
-    assert torch.allclose(alone[:, :100], wanted, atol=2e-2 if name == "w8a8" else 2e-3 if name != "fp32" else 1e-4), name
+    assert torch.allclose(alone[:, :100], wanted, atol=2e-2 if name[2:] == "a8" else 2e-3 if name != "fp32" else 1e-4), name
 print(IN_PAIRS)
 """
 

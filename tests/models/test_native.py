@@ -638,6 +638,7 @@ _TOLERANCES = {
     "int8": _NARROW_TOLERANCE,
     "int4": _NARROW_TOLERANCE,
     "w8a8": 0.5,
+    "w4a8": 0.5,
 }
 
 

@@ -37,8 +37,8 @@ Weights = Annotated[
     str | None,
     typer.Option(
         "--weights",
-        help="Weight format of the target: fp32, bf16, fp16, w16a16, int8, int4 or w8a8; if left out, the checkpoint's precision,"
-        " or fp32 in the transformers backend on a CPU.",
+        help="Weight format of the target: fp32, bf16, fp16, w16a16, int8, int4, w8a8 or w4a8; if left out, the checkpoint's"
+        " precision, or fp32 in the transformers backend on a CPU.",
     ),
 ]
 KVCache = Annotated[

@@ -23,7 +23,7 @@ from paceline.tree import DraftTree
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 """Weight formats that every backend supports."""
-WEIGHTS = (*DTYPES, "w16a16", "int8", "int4", "w8a8")
+WEIGHTS = (*DTYPES, "w16a16", "int8", "int4", "w8a8", "w4a8")
 """All weight formats, those of packed weights included; lossless means lossless relative to the target in its format."""
 KV_CACHES = {"fp8": torch.float8_e4m3fn, "int8": torch.int8}
 """Narrow formats of keys and values on a GPU; like the weight format, they are part of what the target is."""

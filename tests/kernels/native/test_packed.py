@@ -35,10 +35,11 @@ def laid_out(weight: torch.Tensor, form: Format) -> torch.Tensor:
         groups = (groups / scales[0].float()).round().clamp(-largest - (form.bits == 4), largest) + form.excess
     kind = PLAIN.get(form.name, torch.uint8 if form.excess else torch.int8)
     if form.bits == 4:
-        # of eight inputs the even ones fill the lower half of a word, from the lowest nibble up; the odd ones the upper half
+        # of eight inputs the even ones fill the lower half of a word, from the lowest nibble up, and the odd ones the upper half;
+        # beside bytes, the first four are the lower nibbles of its bytes, and the last four the upper ones
         words = groups.long().unflatten(-2, (-1, 8))
-        halves = [sum(words[..., 2 * at + odd, :] << 4 * at for at in range(4)) for odd in (0, 1)]
-        laid = (halves[0] | halves[1] << 16).to(torch.int32)
+        bits = [16 * (at % 2) + 4 * (at // 2) if form.activation_bits == 16 else 8 * (at % 4) + 4 * (at // 4) for at in range(8)]
+        laid = sum(words[..., at, :] << bits[at] for at in range(8)).to(torch.int32)
     else:
         laid = groups.to(kind).unflatten(-2, (-1, form.together)).transpose(-1, -2)
     parts = [part.contiguous().view(torch.uint8).reshape(*groups.shape[:2], -1) for part in (*scales, laid)]
@@ -70,7 +71,7 @@ def test_a_weight_that_is_not_finite_makes_its_output_not_finite(name: str, valu
     assert [at for at in range(PANEL) if not found[at].isfinite()] == [3]
 
 
-@pytest.mark.parametrize("name", ["int8", "int4", "w8a8"])
+@pytest.mark.parametrize("name", ["int8", "int4", "w8a8", "w4a8"])
 def test_a_scale_beyond_half_precision_makes_its_output_not_finite(name: str) -> None:
     weight = numbers(PANEL, INPUTS)
     weight[3, 40] = 1e9

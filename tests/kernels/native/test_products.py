@@ -109,7 +109,7 @@ def test_a_product_scaled_once_may_begin_with_what_is_there(name: str, count: in
 
 
 @pytest.mark.parametrize("inputs", [SUMMED - 1, SUMMED, SUMMED + 1, 2 * SUMMED + 70])
-@pytest.mark.parametrize("name", ["int8", "int4", "w8a8"])
+@pytest.mark.parametrize("name", ["int8", "int4", "w8a8", "w4a8"])
 def test_the_largest_possible_products_do_not_overflow(name: str, inputs: int) -> None:
     """Ones of either sign everywhere: all products and sums have the largest possible magnitude."""
     weight = torch.ones(3, inputs)
@@ -123,7 +123,7 @@ def test_the_largest_possible_products_do_not_overflow(name: str, inputs: int) -
         assert torch.allclose(multiplied(packed, rows)[:, :3], rows @ exact.T, rtol=1e-5, atol=1e-3)
 
 
-@pytest.mark.parametrize("name", ["int8", "int4", "w8a8"])
+@pytest.mark.parametrize("name", ["int8", "int4", "w8a8", "w4a8"])
 @pytest.mark.parametrize("odd", [torch.nan, torch.inf])
 def test_a_row_that_is_no_number_leaves_the_others_alone(name: str, odd: float) -> None:
     packed, _ = matrix(name, PANEL, SUMMED + GROUP)
@@ -136,7 +136,7 @@ def test_a_row_that_is_no_number_leaves_the_others_alone(name: str, odd: float) 
         assert not got[-1].isfinite().any()
 
 
-@pytest.mark.parametrize("name", ["int8", "int4", "w8a8"])
+@pytest.mark.parametrize("name", ["int8", "int4", "w8a8", "w4a8"])
 def test_activations_become_the_nearest_whole_numbers(name: str) -> None:
     rows = numbers(5, 3 * GROUP)
     apart = (as_read(rows, FORMS[name]) - rows).abs().amax()
@@ -191,7 +191,9 @@ def test_small_weights_lose_no_more_than_large_ones(size: float) -> None:
         assert lost(name, size * weight) < 1.1 * lost(name, weight)
 
 
-@pytest.mark.parametrize(("name", "share"), [("fp32", 0), ("fp16", 2**-11), ("bf16", 2**-8), ("w16a16", 2**-8), ("int4", 1 / 13)])
+@pytest.mark.parametrize(
+    ("name", "share"), [("fp32", 0), ("fp16", 2**-11), ("bf16", 2**-8), ("w16a16", 2**-8), ("int4", 1 / 13), ("w4a8", 1 / 13)]
+)
 def test_formats_round_as_far_as_their_bits_reach(name: str, share: float) -> None:
     weight = numbers(7, 3 * GROUP + 1)
     groups = torch.nn.functional.pad(weight, (0, GROUP - 1)).view(7, -1, GROUP)
@@ -227,7 +229,7 @@ def test_activations_of_16_bits_lose_less_than_halves(name: str) -> None:
         assert lost < (rounded.double() @ meant.T - exact).norm() / 2
 
 
-@pytest.mark.parametrize("name", ["int8", "int4", "w8a8"])
+@pytest.mark.parametrize("name", ["int8", "int4", "w8a8", "w4a8"])
 def test_groups_of_zeros_and_of_tiny_and_huge_numbers(name: str) -> None:
     weight = torch.zeros(4, 3 * GROUP)
     weight[1] = 1e-9
@@ -258,7 +260,7 @@ def test_rows_that_have_no_room_beside_a_panel_walk_it_in_blocks(name: str) -> N
     """The formats whose products are bound by memory bandwidth."""
     most = most_rows(VECTORS)
     tall_rows = [rows for rows in range(1, MOST_ROWS + 1) if tall.suits(FORMS[name], rows)]
-    assert tall_rows == ([] if name in ("int8", "int4") else [*range(most + 1, 5 * most // 3 + 1)])
+    assert tall_rows == ([] if name in ("int8", "int4", "w4a8") else [*range(most + 1, 5 * most // 3 + 1)])
 
 
 @pytest.mark.parametrize("pages", [1, 4])

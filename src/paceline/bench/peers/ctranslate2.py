@@ -20,6 +20,7 @@ _FORMATS = {
     "int8": "int8",
     "w8a8": "int8",
     "int4": "int8",
+    "w4a8": "int8",
 }
 """On a CPU it computes half precision in float32, and does not support 4-bit weights."""
 

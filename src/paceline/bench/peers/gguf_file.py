@@ -20,7 +20,16 @@ from safetensors import safe_open
 from paceline.models.base import ModelError
 from paceline.models.checkpoint import Checkpoint, inspected, read_object
 
-FORMATS = {"fp32": "F32", "bf16": "BF16", "w16a16": "BF16", "fp16": "F16", "int8": "Q8_0", "w8a8": "Q8_0", "int4": "Q4_0"}
+FORMATS = {
+    "fp32": "F32",
+    "bf16": "BF16",
+    "w16a16": "BF16",
+    "fp16": "F16",
+    "int8": "Q8_0",
+    "w8a8": "Q8_0",
+    "int4": "Q4_0",
+    "w4a8": "Q4_0",
+}
 """This engine's weight formats -> GGUF formats with the same number of bits."""
 _NORMAL, _CONTROL, _UNUSED = 1, 3, 5
 _OUTSIDE = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}

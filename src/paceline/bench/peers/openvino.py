@@ -19,7 +19,16 @@ from paceline.bench.contest import Decoded
 from paceline.bench.peers.base import Material, Mode, Peer
 from paceline.bench.peers.gguf_file import FORMATS, gguf_file
 
-_FORMATS = {"fp32": "fp16", "bf16": "fp16", "w16a16": "fp16", "fp16": "fp16", "int8": "int8", "w8a8": "int8", "int4": "int4"}
+_FORMATS = {
+    "fp32": "fp16",
+    "bf16": "fp16",
+    "w16a16": "fp16",
+    "fp16": "fp16",
+    "int8": "int8",
+    "w8a8": "int8",
+    "int4": "int4",
+    "w4a8": "int4",
+}
 """Its GGUF reader accepts no floats wider than half precision."""
 _MODEL = "openvino_model.xml"
 _ASSISTANT_TOKENS = 5

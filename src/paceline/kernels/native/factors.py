@@ -31,6 +31,7 @@ WORDS_OF = {
     "w16a16": WORDS,
     "int8": WORDS,
     "int4": WORDS,
+    "w4a8": WORDS,
     "w8a8": WORDS,
 }
 """LLVM type of one register of a panel's words."""
@@ -74,6 +75,8 @@ def whole_numbers(builder: Any, form: Format, word: Any, step: int) -> Any:
             return builder.bitcast(_signed_bytes(builder, word, odd=step == 1), WORDS)
         case "int4":
             return builder.and_(builder.lshr(word, repeated(4 * step)), repeated(0x000F000F))
+        case "w4a8":
+            return builder.and_(builder.lshr(word, repeated(4 * step)), repeated(0x0F0F0F0F))
         case "w8a8":
             return word
     raise ValueError(f"no tile multiplies whole numbers of the format {form.name!r}")

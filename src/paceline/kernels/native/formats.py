@@ -3,10 +3,11 @@
 A matrix [N, K] is stored as panels of PANEL outputs. Within a panel the inputs follow one another, each with one weight per
 output side by side, so that a register holds the same input of LANES outputs. Integers follow the float16 scales that they share
 (the largest magnitude maps to 127, or 7), and activations multiplied with them become integers too, with float32 scales, so that
-sums of many products are exact, and several are computed at a time. `int4` has a scale per output and group of 32 inputs; its
-activations have 16 bits and a scale per row and group (ADR 0011). `int8` and `w8a8` have a scale per output, and activations of
-16 and of 8 bits with a scale per row, so that a processor's matrix unit can compute their sums (ADR 0012, ADR 0013). In `w16a16`
-both activations and weights are bfloat16, for the instructions that multiply pairs of these (ADR 0014).
+sums of many products are exact, and several are computed at a time. `int4` and `w4a8` have a scale per output and group of 32
+inputs, and activations of 16 and of 8 bits with a scale per row and group (ADR 0011, ADR 0018). `int8` and `w8a8` have a scale
+per output, and activations of 16 and of 8 bits with a scale per row, so that a processor's matrix unit can compute their sums
+(ADR 0012, ADR 0013). In `w16a16` both activations and weights are bfloat16, for the instructions that multiply pairs of these
+(ADR 0014).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 from paceline.kernels.native.vectors import MULTIPLIES_SIGNED_BYTES, PANEL
 
 GROUP = 32
-"""Inputs that share a scale in `int4`; every K is padded with zeros to a multiple of it."""
+"""Inputs that share a scale in `int4` and `w4a8`; every K is padded with zeros to a multiple of it."""
 BLOCK = 64
 """Adjacent numbers of a row of activations in `int8` and `w8a8`, and the multiple that K is padded to there."""
 LARGEST = {8: 2**7 - 1, 16: 2**15 - 129}
@@ -59,6 +60,11 @@ class Format:
     def in_planes(self) -> bool:
         """Whether 16-bit activations are multiplied as two bytes each: one instruction then multiplies four bytes of either."""
         return self.scaled_once and self.activation_bits > 8 and MULTIPLIES_SIGNED_BYTES
+
+    @property
+    def multiplied(self) -> int:
+        """How many integers of a 32-bit lane one instruction multiplies: those of 16 bits, or of 8."""
+        return 4 if self.activation_bits == 8 else 2
 
     @property
     def largest(self) -> int:
@@ -113,6 +119,7 @@ FORMATS = {
         Format("w16a16", 16, 2, 4, halved=True),
         Format("int8", 8, 4, 4, activation_bits=16),
         Format("int4", 4, 8, 4, activation_bits=16, by_group=True, excess=8),
+        Format("w4a8", 4, 8, 4, activation_bits=8, by_group=True, excess=8),
         # as the instruction needs weights: unsigned, or signed
         Format("w8a8", 8, 4, 4, activation_bits=8, excess=0 if MULTIPLIES_SIGNED_BYTES else 128),
     )

@@ -35,9 +35,9 @@ MATRIX = np.dtype(
     align=True,
 )
 
-FLOATS, GROUPED, BYTES, WORDS, HALVES, HALVES_AND_REST = range(6)
-"""Layouts of activations: float32; 16-bit integers with a scale per group of inputs; 8-bit integers with a scale per row; 16-bit
-integers with a scale per row; bfloat16; bfloat16 and their remainders.
+FLOATS, GROUPED_BYTES, GROUPED_WORDS, BYTES, WORDS, HALVES, HALVES_AND_REST = range(7)
+"""Layouts of activations: float32; 8-bit and 16-bit integers with a scale per group of inputs; 8-bit and 16-bit integers with a
+scale per row; bfloat16; bfloat16 and their remainders.
 """
 
 NORM = np.dtype(

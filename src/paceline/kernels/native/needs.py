@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from paceline.kernels.native import matrix_unit
 from paceline.kernels.native.formats import Format, padded
-from paceline.kernels.native.layout import BYTES, FLOATS, GROUPED, HALVES, HALVES_AND_REST, WORDS
+from paceline.kernels.native.layout import BYTES, FLOATS, GROUPED_BYTES, GROUPED_WORDS, HALVES, HALVES_AND_REST, WORDS
 from paceline.kernels.native.tiles import MOST_ROWS, most_rows_of
 from paceline.kernels.native.vectors import PANEL, VECTORS
 
@@ -19,10 +19,9 @@ def highest_tile(form: Format) -> int:
 
 def laid_as(form: Format) -> int:
     """The layout of activations for a format, one of those in `layout`."""
-    if form.by_group:
-        return GROUPED
     if form.scaled:
-        return BYTES if form.activation_bits == 8 else WORDS
+        of_bytes = form.activation_bits == 8
+        return (GROUPED_BYTES if of_bytes else GROUPED_WORDS) if form.by_group else BYTES if of_bytes else WORDS
     if form.halved:
         return HALVES
     return HALVES_AND_REST if matrix_unit.suits(form) else FLOATS

@@ -50,7 +50,7 @@ def pack(weight: Rows, form: Format, arena: Arena | None = None, threads: int = 
     Raises ValueError if sums over so many inputs would not be exact.
     """
     outputs, inputs = weight.shape
-    if form.activation_bits == 8 and inputs > MOST_INPUTS:
+    if form.scaled_once and form.activation_bits == 8 and inputs > MOST_INPUTS:
         raise ValueError(f"{inputs} inputs are more than the {MOST_INPUTS} that {form.name} can sum")
     padded_inputs, panels = form.padded(inputs), padded(outputs, PANEL) // PANEL
     data = (arena or Arena()).empty(panels, form.panel_bytes(padded_inputs))

@@ -91,6 +91,7 @@ def packer(name: str) -> Any:
     form = FORMATS[name]
     encoded = _whole(form) if form.scaled else {"fp32": _single, "fp16": _half}.get(name, _brain)
     together, bits, scaled, scale_bytes = form.together, form.bits, form.scaled, form.scale_bytes
+    apart = form.multiplied
     word, highest = (np.uint16 if form.word_bytes == 2 else np.uint32), np.float32(form.largest)
 
     @helper
@@ -100,8 +101,9 @@ def packer(name: str) -> Any:
         for at in range(size // together):
             value = 0
             for part in range(together):
-                # consecutive nibbles go to alternate halves of the word: one shift brings a pair to the low ends of both halves
-                shift = part % 2 * 16 + part // 2 * 4 if bits == 4 else part * bits
+                # consecutive nibbles go to different halves or bytes of the word: one shift brings those that are multiplied
+                # together to the low ends of them
+                shift = part % apart * (32 // apart) + part // apart * 4 if bits == 4 else part * bits
                 value |= encoded(numbers[at * together + part], scale) << shift
             words[at * PANEL + lane] = value
 

@@ -21,28 +21,35 @@ _SMALLEST = 2.0**-126
 """Smaller scales have no finite inverse; their numbers become zero."""
 
 
-@intrinsic
-def quantized_group(context, source, scale, sum_, words, stride):
-    """Quantise GROUP float32 at `source` to 16 bits: the largest magnitude becomes 32767. All arguments are addresses, except
-    `stride`, the bytes between words.
+def _group_of(bits: int) -> Any:
+    """An intrinsic that quantises GROUP float32 at `source` to so many bits. All its arguments are addresses, except `stride`,
+    the bytes between words.
 
-    Writes the float32 scale; as int32 the sum of the integers; the words, of two 16-bit integers each.
+    It writes the float32 scale; as int32 the sum of the integers; the words, of as many integers as fit into 32 bits.
     """
 
-    def generate(context, builder, signature, arguments):
-        source, scale, sum_, words, stride = arguments
-        numbers = load(builder, source, _NUMBERS, 4)
-        size, inverse = _scale(builder, _largest(builder, numbers), 2**15 - 1)
-        levels = _levels(builder, numbers, inverse)
-        store(builder, size, scale, 4)
-        store(builder, _sum(builder, levels), sum_, 4)
-        taken = builder.bitcast(builder.trunc(levels, ir.VectorType(I16, GROUP)), ir.VectorType(I32, GROUP // 2))
-        for word in range(GROUP // 2):
-            place = builder.add(words, builder.mul(stride, constant(word)))
-            store(builder, builder.extract_element(taken, I32(word)), place, 4)
-        return context.get_dummy_value()
+    def quantized(context, source, scale, sum_, words, stride):
+        def generate(context, builder, signature, arguments):
+            source, scale, sum_, words, stride = arguments
+            numbers = load(builder, source, _NUMBERS, 4)
+            size, inverse = _scale(builder, _largest(builder, numbers), 2 ** (bits - 1) - 1)
+            levels = _levels(builder, numbers, inverse)
+            store(builder, size, scale, 4)
+            store(builder, _sum(builder, levels), sum_, 4)
+            count = GROUP * bits // 32
+            taken = builder.bitcast(builder.trunc(levels, ir.VectorType(ir.IntType(bits), GROUP)), ir.VectorType(I32, count))
+            for word in range(count):
+                place = builder.add(words, builder.mul(stride, constant(word)))
+                store(builder, builder.extract_element(taken, I32(word)), place, 4)
+            return context.get_dummy_value()
 
-    return types.void(*[types.int64] * 5), generate
+        return types.void(*[types.int64] * 5), generate
+
+    return intrinsic(quantized)
+
+
+group_of_pairs = _group_of(16)
+group_of_bytes = _group_of(8)
 
 
 def _row_of(bits: int, write: Any) -> Any:

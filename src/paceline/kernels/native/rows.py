@@ -11,13 +11,14 @@ import numpy as np
 
 from paceline.kernels.native import arithmetic
 from paceline.kernels.native.formats import BLOCK, FORMATS, GROUP, padded
-from paceline.kernels.native.layout import BYTES, FLOATS, HALVES, HALVES_AND_REST, LAYER, NO_NORM, RMS, WORDS
+from paceline.kernels.native.layout import BYTES, FLOATS, GROUPED_BYTES, HALVES, HALVES_AND_REST, LAYER, NO_NORM, RMS, WORDS
 from paceline.kernels.native.matrix_unit import fewest_rows
 from paceline.kernels.native.memory import barrier, floats, helper, put
 from paceline.kernels.native.products import asked_for, call_product
 from paceline.kernels.native.quantization import (
+    group_of_bytes,
+    group_of_pairs,
     halved_row,
-    quantized_group,
     row_of_bytes,
     row_of_pairs,
     row_of_planes,
@@ -120,11 +121,11 @@ def _extended(row, count, inputs, own):
 
 @helper
 def narrowed(laid, row, count, inputs, own, tile, place, height):
-    """Write one row as numbers of fewer bits. GROUPED: per group of inputs, for all rows of the tile in turn, the float32 scale,
-    the int32 sum, and the words of two numbers each. BYTES: per BLOCK of inputs, for all rows in turn, the bytes; after them the
-    scales and sums of all rows. WORDS: as BYTES but with 16 bits per number and without sums; for vectors in crossed pairs
-    (`row_of_pairs`), for the matrix unit the upper bytes of all rows before the lower ones. HALVES: per group, for all rows in
-    turn, the bfloat16; with HALVES_AND_REST followed by the remainders.
+    """Write one row as numbers of fewer bits. GROUPED_BYTES, GROUPED_WORDS: per group of inputs, for all rows of the tile in
+    turn, the float32 scale, the int32 sum, and the words of four numbers each, or of two. BYTES: per BLOCK of inputs, for all
+    rows in turn, the bytes; after them the scales and sums of all rows. WORDS: as BYTES but with 16 bits per number and without
+    sums; for vectors in crossed pairs (`row_of_pairs`), for the matrix unit the upper bytes of all rows before the lower ones.
+    HALVES: per group, for all rows in turn, the bfloat16; with HALVES_AND_REST followed by the remainders.
 
     own: scratch for the row if it must be padded with zeros.
     """  # fmt: skip
@@ -144,10 +145,14 @@ def narrowed(laid, row, count, inputs, own, tile, place, height):
         halved_row(row, inputs, tile + place * 2 * GROUP, height * 2 * GROUP)
     elif laid == HALVES_AND_REST:
         split_row(row, inputs, tile + place * 2 * GROUP, height * 2 * GROUP)
+    elif laid == GROUPED_BYTES:
+        for group in range(inputs // GROUP):
+            at = tile + group * height * (8 + GROUP) + 4 * place
+            group_of_bytes(row + 4 * group * GROUP, at, at + 4 * height, at + 8 * height, 4 * height)
     else:
         for group in range(inputs // GROUP):
             at = tile + group * height * (8 + 2 * GROUP) + 4 * place
-            quantized_group(row + 4 * group * GROUP, at, at + 4 * height, at + 8 * height, 4 * height)
+            group_of_pairs(row + 4 * group * GROUP, at, at + 4 * height, at + 8 * height, 4 * height)
 
 
 @helper

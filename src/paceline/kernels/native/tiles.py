@@ -278,7 +278,7 @@ class Body:
     def grouped(self, activations: Any, inputs: Any, start: list[Any]) -> list[Any]:
         """Per group of inputs an integer sum, exact in any order, which is scaled and added to the sum of the groups before."""
         builder, form, rows = self.builder, self.form, self.rows
-        steps = form.together // 2
+        steps = form.together // form.multiplied
         running = self.kept(start)
         with counted(builder, builder.udiv(inputs, constant(GROUP))) as group:
             offset = builder.mul(group.index, constant(form.group_bytes(GROUP)))
