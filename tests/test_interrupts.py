@@ -47,6 +47,20 @@ def test_a_second_interrupt_within_deferred_does_not_wait() -> None:
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
+def test_a_second_interrupt_reaches_the_outer_of_two_and_a_handler_that_returns() -> None:
+    told = list[int]()
+    before = signal.signal(signal.SIGINT, lambda number, _: told.append(number))
+    try:
+        with Deferred(), Deferred():
+            os.kill(os.getpid(), signal.SIGINT)
+            assert not told
+            os.kill(os.getpid(), signal.SIGINT)
+            assert len(told) == 2
+        assert len(told) == 2, "none is handled twice"
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def test_loading_another_drafter_is_interrupted_at_once(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It may fetch a model. The drafter that was in use still is."""
     llm, passed = LLM(save_pair(tmp_path)[0], "ngram"), list[str]()

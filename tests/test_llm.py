@@ -456,6 +456,28 @@ def test_token_ids_may_come_as_any_row_of_whole_numbers(llm: LLM) -> None:
         assert answer.token_ids == wanted
 
 
+def test_all_requests_of_a_call_end_even_if_a_drafter_fails_as_one_is_released(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = [llm._begun(prompt, PARAMS, None, streamed=False) for prompt in ("the", "thin", "in")]
+    abort, ended = llm.engine.abort, []
+
+    def failing(sequence: Any) -> None:
+        ended.append(sequence)
+        abort(sequence)
+        if len(ended) == 1:
+            raise RuntimeError("a drafter of a user's own")
+
+    monkeypatch.setattr(llm.engine, "abort", failing)
+    with pytest.raises(RuntimeError, match="own"):
+        llm._close(begun)
+    assert len(ended) == 3
+    llm._left += [begun[0].sequence]
+    ended.clear()
+    with pytest.raises(RuntimeError, match="own"):
+        llm.generate("the", SamplingParams(max_tokens=2))
+    monkeypatch.undo()
+    assert llm.generate("the", SamplingParams(max_tokens=2))[0].token_ids
+
+
 def test_several_prompts_may_come_as_rows_of_one_token(llm: LLM) -> None:
     short = SamplingParams(max_tokens=4)
     wanted = [answer.token_ids for answer in llm.generate([[5], [7]], short)]

@@ -9,9 +9,11 @@ from pathlib import Path
 from threading import Event, Thread
 
 import pytest
+import torch
 
 from commandline import save_pair
 from paceline import LLM, PacelineError, SamplingParams
+from tiny import save_tiny
 
 pytestmark = [
     pytest.mark.skipif(not hasattr(os, "fork"), reason="this system forks no processes"),
@@ -51,6 +53,36 @@ def test_a_process_that_is_forked_between_steps_generates_the_same_text(llm: LLM
     assert in_child(lambda: bytes(llm.generate("the thin", PARAMS)[0].token_ids)) == bytes(wanted)
     assert llm.generate("the thin", PARAMS)[0].token_ids == wanted
     stream.close()
+
+
+def test_requests_of_threads_that_are_not_there_take_no_room(llm: LLM) -> None:
+    """A stream can be closed; an answer that is not streamed is waited for by another thread."""
+    stream = llm.stream("this", PARAMS)
+    next(stream)
+    begun = llm._begun("the", PARAMS, None, streamed=False)
+
+    def left() -> bytes:
+        llm.generate("the thin", PARAMS)
+        waited_for = begun.sequence in llm._inboxes
+        stream.close()
+        return bytes([waited_for, len(llm._inboxes), len(llm.engine.scheduler.running)])
+
+    with llm._next, llm._lock:
+        assert in_child(left) == bytes([False, 0, 0])
+    stream.close()
+    llm._close([begun])
+
+
+def test_torchs_threads_are_not_waited_for(tmp_path: Path) -> None:
+    """Those of a model that transformers runs."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        hub = LLM(str(save_tiny(tmp_path / "hub", 3, kind="gpt2", n_embd=512)), "none")
+        wanted = hub.generate("the thin", PARAMS)[0].token_ids
+        assert in_child(lambda: bytes(hub.generate("the thin", PARAMS)[0].token_ids)) == bytes(wanted)
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_a_process_that_is_forked_in_another_threads_step_is_told_so(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,8 +1,8 @@
 """Interrupts: Ctrl-C while modules are imported and a model loads ends the command line at once; in a step of the engine it waits
-until that is over.
+until that is over, unless it comes again.
 
 As an exception during an import, it is lost where the importing code catches errors and goes on without the module, or it becomes
-another error. Raised in a step, it would leave other threads' requests half updated, or locks held.
+another error. Raised in a step, it makes the engine do the step of other threads' requests again.
 """
 
 from __future__ import annotations

@@ -176,6 +176,13 @@ def test_without_an_eos_the_answer_is_over_where_nothing_may_follow() -> None:
     assert constraint.over(()) == "stop"
 
 
+@pytest.mark.parametrize("names", [("a", "b"), ("ia", "ib"), ("a", "b", "c")])
+def test_alternatives_that_require_different_properties_exclude_each_other(grammars: Grammars, names: tuple[str, ...]) -> None:
+    alternatives = [{"type": "object", "properties": {name: {} for name in one}, "required": [*one]} for one in names]
+    grammars.check(schema({"oneOf": alternatives}))
+    grammars.check(schema({"type": "object", "properties": {"x": {"oneOf": alternatives}}}))
+
+
 def test_a_grammar_of_an_empty_answer_is_refused_before_a_token_is_drawn(grammars: Grammars) -> None:
     """Without an EOS there is no token that it could have."""
     with pytest.raises(GrammarError, match="only an empty answer satisfies it"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from random import Random
+from time import perf_counter
 from typing import Any
 
 import pytest
@@ -28,6 +29,15 @@ def tagged(key: str, *values: Any, **more: Any) -> dict[str, Any]:
     return {"$defs": defs, "oneOf": [{"$ref": f"#/$defs/{name}"} for name in defs]}
 
 
+def needing(*alternatives: str, **more: Any) -> dict[str, Any]:
+    """A union of objects that require these properties, each of one letter."""
+    return {
+        "oneOf": [
+            {"type": "object", "properties": {name: {} for name in names}, "required": [*names], **more} for names in alternatives
+        ]
+    }
+
+
 @pytest.mark.parametrize(
     ("schema", "wanted"),
     [
@@ -43,6 +53,8 @@ def tagged(key: str, *values: Any, **more: Any) -> dict[str, Any]:
         (ONE | {"required": ["a"]}, CLOSED | {"required": ["a"]}),
         ({"oneOf": [ONE, {"type": ["null", "integer"]}]}, {"oneOf": [CLOSED, {"type": ["null", "integer"]}]}),
         ({"oneOf": [ONE]}, {"oneOf": [CLOSED]}),
+        (needing("a", "b"), needing("a", "b", additionalProperties=False)),
+        (needing("ia", "ib", "ic"), needing("ia", "ib", "ic", additionalProperties=False)),
         (tagged("const", "x", "y"), tagged("const", "x", "y", additionalProperties=False)),
         (tagged("enum", ["x"], ["y", "z"]), tagged("enum", ["x"], ["y", "z"], additionalProperties=False)),
     ],
@@ -73,7 +85,14 @@ def test_objects_with_named_properties_get_additional_properties_false(schema: A
         {"enum": [{"properties": {}}], "default": ONE},
         {"oneOf": [ONE, {"type": "object", "properties": {"b": {}}}]},
         {"oneOf": [ONE, {"properties": {"b": {"type": "integer"}}}]},
-        {"oneOf": [ONE, *({"const": number} for number in range(64))]},
+        {"oneOf": [ONE, *({"const": number} for number in range(32))]},
+        needing("a", "ab"),
+        {**needing("a", "b"), "properties": {"c": needing("c", "cd")}, "additionalProperties": {}},
+        # the first one stays open beside properties, and may have what the second requires
+        {
+            "$defs": {"x": needing("a")["oneOf"][0]},
+            "allOf": [{"$ref": "#/$defs/x"}, {"oneOf": [{"$ref": "#/$defs/x"}, needing("b")["oneOf"][0]]}],
+        },
         {"oneOf": [{"type": "object", "properties": {"a": {}}, "required": ["a"]}, ONE | {"required": ["a"]}]},
         tagged("enum", ["x", "y"], ["y", "z"]),
         {"oneOf": [{"$ref": "#/oneOf/0"}, {"$ref": "#"}, 3], "type": [{}]},
@@ -81,6 +100,17 @@ def test_objects_with_named_properties_get_additional_properties_false(schema: A
 )
 def test_schemas_that_allow_other_properties_are_left_unchanged(schema: Any) -> None:
     assert closed(schema) == schema
+
+
+def test_a_schema_made_to_compare_much_is_closed_at_once() -> None:
+    """Some of these are read by the thread that answers all requests."""
+    defs = {f"d{at}": {"enum": [f"{at}-{number}" for number in range(80)]} for at in range(32)}
+    union = {"oneOf": [{"$ref": f"#/$defs/{name}"} for name in defs]}
+    schema = {"$defs": defs, "properties": {f"p{at}": union for at in range(40)}}
+    assert len(json.dumps(schema)) < 65536
+    began = perf_counter()
+    closed(schema)
+    assert perf_counter() - began < 1.0
 
 
 def test_unsupported_string_formats_are_removed() -> None:

@@ -139,7 +139,7 @@ def test_blocks_reach_the_template_as_templates_read_them():
             "content": [
                 {"type": "text", "text": "Well."},
                 {"type": "tool_use", "id": "toolu_1", "name": "look", "input": {"at": 1}},
-                {"type": "tool_use", "id": "toolu_2", "name": "look", "input": {}},
+                {"type": "tool_use", "id": "toolu_2", "name": "look", "input": {}, "caller": {"type": "direct"}},
             ],
         },
         {

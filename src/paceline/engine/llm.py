@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence as Many
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from operator import index
 from os import PathLike, fspath, getpid
 from threading import Lock, RLock
 from typing import Any
+
+import torch
 
 from paceline.compose import build_drafters, build_verifier_and_policy, check_words, exactness, spelled_out
 from paceline.drafters.base import Surroundings
@@ -161,7 +163,7 @@ class LLM:
     def use(self, draft: str, policy: str | None = None, *, verify: str | None = None) -> None:
         """Change the drafter, and the policy and the verifier, which are those of the constructor if not given. The target stays
         loaded; requests in flight end with "abort"."""
-        with self._turn(nullcontext()):
+        with self._alone():
             # this may be interrupted: it may fetch a model, and changes nothing
             engine = self._engine(draft, policy, verify)
             with Deferred():
@@ -169,33 +171,43 @@ class LLM:
                 self.engine, self._inboxes = engine, {}
 
     @contextmanager
-    def _turn(self, interrupts: AbstractContextManager[None] | None = None) -> Iterator[None]:
+    def _turn(self) -> Iterator[None]:
+        """`_alone`, while interrupts wait."""
+        with Deferred(), self._alone():
+            yield
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
         """Use the engine exclusively. A waiting thread comes next: else one that steps on and on would never let another in.
 
-        interrupts: what becomes of them meanwhile; they wait, if that is not given. Raises RequestError in a process that was
-        forked in the middle of another thread's turn.
+        Raises RequestError in a process that was forked while another thread did.
         """
         if self._process != getpid():
             self._adopt()
-        with interrupts or Deferred():
-            with self._next:
-                self._lock.acquire()
-            self._taken = True
+        with self._next:
+            self._lock.acquire()
+        self._taken = True
+        try:
+            yield
+        finally:
             try:
-                yield
+                while self._left:
+                    self.engine.abort(self._left.pop())
             finally:
-                try:
-                    while self._left:
-                        self.engine.abort(self._left.pop())
-                finally:
-                    self._taken = False
-                    self._lock.release()
+                self._taken = False
+                self._lock.release()
 
     def _adopt(self) -> None:
-        """Take over in a forked process, which has none of the threads that may have held the locks."""
+        """Take over in a forked process, which has none of the threads that were there."""
         if self._taken:
             raise RequestError("this process was forked while another thread was using its LLM: make one here")
         self._next, self._lock, self._process = Lock(), RLock(), getpid()
+        # torch would wait for its threads, which are not there either
+        torch.set_num_threads(1)
+        for sequence in [one for one in self._inboxes if not one.streamed]:
+            # whoever waits for it does so in another thread, as this one was not in a turn
+            del self._inboxes[sequence]
+            self.engine.abort(sequence)
 
     def _engine(self, draft: str, policy: str | None = None, verify: str | None = None) -> Engine:
         chosen = self._policy if policy is None else policy
@@ -343,8 +355,9 @@ class LLM:
 
     def _close(self, inboxes: Iterable[_Inbox]) -> None:
         if self._process != getpid():
-            # the requests of a process that this one is a copy of
-            return
+            if self._taken:
+                return
+            self._adopt()
         # without `_turn`: the garbage collector may close a stream while this thread is already in the middle of a step
         with Deferred(), self._lock, ExitStack() as aborts:
             for inbox in inboxes:

@@ -118,7 +118,8 @@ def available(*kernels: Kernel) -> bool:
     try:
         ready(lacking)
     except CompileError:
-        _failed.update(kernel for kernel in lacking if not kernel._address)
+        # beside one that fails, others may have been compiled, and are on disk
+        _failed.update(kernel for kernel in lacking if not _read(kernel, folders()))
         return False
     return True
 

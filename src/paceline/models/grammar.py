@@ -77,9 +77,13 @@ class Grammars:
         """The state of one answer that ends with any of the model's EOS among `stop_ids`. Raises GrammarError as `check` does."""
         ends = self.eos_token_ids & stop_ids
         made = GrammarConstraint(self._known(grammar), self.vocab_size, ends, partial(self._another, grammar))
-        if made.over(()) is not None:
+        ended = made.over(())
+        if ended == "stop":
             # an answer has at least one token, and there would be no rule for it
             raise _refused(grammar, "only an empty answer satisfies it")
+        if ended is not None:
+            # other answers have filled the states that copies share, and no other matcher could be compiled in time
+            raise GrammarsBusy("other answers have used up what this grammar may hold; send the request once more")
         return made
 
     def _known(self, grammar: Grammar) -> LLMatcher:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence as Many
-from itertools import combinations
+from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import unquote
+
+from paceline.models.exclusive import Allowed, Alternative, Comparisons
 
 DEEPEST = 32
 """Deepest nesting of a schema that is accepted."""
@@ -19,8 +20,6 @@ _OTHERS = frozenset({"additionalProperties", "unevaluatedProperties", "patternPr
 _OWN = _OTHERS | {"properties", "required"}
 _ELSEWHERE = _IN_PLACE | {"$ref", "$dynamicRef", "if", "dependentSchemas", "dependentRequired"}
 """Keywords that may name further properties of the same object."""
-_MOST_ALTERNATIVES = 64
-"""Most alternatives of a `oneOf` that are compared with each other."""
 _FORMATS = ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri")
 """Values of `format` that a grammar can enforce."""
 
@@ -65,12 +64,23 @@ def _names_all(schema: Mapping[str, Any]) -> bool:
 def _shared(places: Mapping[str, Mapping[str, Any]]) -> set[str]:
     """Places of schemas that describe a value jointly with another: parts of an `allOf`, the target of a `$ref` that stands
     beside properties, alternatives of a `oneOf` that may hold of one value, and so on recursively."""
-    shared, first = set[str](), dict[str, str]()
-    waiting = [place for place, schema in places.items() if _parts(schema) > 1]
+    shared = set[str]()
+    _share([place for place, schema in places.items() if _parts(schema) > 1], places, shared)
+    comparisons = Comparisons()
+    unions = dict[str, tuple[list[str], set[str] | None]]()
     for place, schema in places.items():
-        alternatives = schema.get("oneOf")
-        if isinstance(alternatives, list) and not _exclusive(alternatives, places):
-            waiting += [f"{place}/oneOf/{number}" for number in range(len(alternatives))]
+        if isinstance(schema.get("oneOf"), list):
+            below = [_followed(f"{place}/oneOf/{at}", places) for at in range(len(schema["oneOf"]))]
+            unions[place] = below, comparisons.relied_on([_alternative(one, places) for one in below])
+    while open_ := [place for place, (_, relied) in unions.items() if relied is None or not relied.isdisjoint(shared)]:
+        for place in open_:
+            _share(unions.pop(place)[0], places, shared)
+    return shared
+
+
+def _share(waiting: list[str], places: Mapping[str, Mapping[str, Any]], shared: set[str]) -> None:
+    """Add places to `shared`, with those that describe the same values."""
+    first = dict[str, str]()
     while waiting:
         place = waiting.pop()
         if place in shared or place not in places:
@@ -83,60 +93,27 @@ def _shared(places: Mapping[str, Mapping[str, Any]]) -> set[str]:
             elif key == "properties" and first.setdefault(name, below) != below:
                 waiting += [first[name], below]
         waiting.append(unquote(str(places[place].get("$ref"))))
-    return shared
 
 
-def _exclusive(alternatives: Many[Any], places: Mapping[str, Mapping[str, Any]]) -> bool:
-    """Whether no value is valid for two of the alternatives, as far as their types and tags show."""
-    if len(alternatives) > _MOST_ALTERNATIVES:
-        return False
-    return all(_apart(_referred(one, places), _referred(other, places), places) for one, other in combinations(alternatives, 2))
+def _alternative(place: str, places: Mapping[str, Mapping[str, Any]]) -> Alternative:
+    """What is compared of the schema at a place."""
+    schema = places.get(place, {})
+    given = schema.get("required")
+    required = frozenset(name for name in given if isinstance(name, str)) if isinstance(given, list) else frozenset[str]()
+    properties = {name: below for below, key, name, _ in _inside(schema, place) if key == "properties"}
+    tags = {name: Allowed.by(places.get(_followed(properties[name], places), {})) for name in required & properties.keys()}
+    listed = frozenset(properties) if _names_all(schema) else None
+    return Alternative(place, Allowed.by(schema), required, tags, listed)
 
 
-def _apart(one: Mapping[str, Any], other: Mapping[str, Any], places: Mapping[str, Mapping[str, Any]]) -> bool:
-    """Whether no value is valid for both schemas: by their types, their constants, or those of a property that both require."""
-    if _differ(one, other):
-        return True
-    if _types(one) != {"object"} or _types(other) != {"object"}:
-        # a value that is no object needs no property
-        return False
-    tags, others = _tags(one), _tags(other)
-    return any(_differ(_referred(tags[name], places), _referred(others[name], places)) for name in tags.keys() & others.keys())
-
-
-def _tags(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """The properties that an object must have, with their schemas."""
-    named, required = schema.get("properties"), schema.get("required")
-    if not isinstance(named, dict) or not isinstance(required, list):
-        return {}
-    return {name: one for name, one in named.items() if name in required}
-
-
-def _differ(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether two schemas allow no value in common, by their types or constants."""
-    kinds, others = _types(one), _types(other)
-    if kinds and others and not kinds & others:
-        return True
-    first, second = ([each["const"]] if "const" in each else each.get("enum") for each in (one, other))
-    return isinstance(first, list) and isinstance(second, list) and not any(value in second for value in first)
-
-
-def _types(schema: Mapping[str, Any]) -> set[str]:
-    """The types that a schema allows; empty if it allows all. An integer is a number."""
-    given = schema.get("type")
-    kinds = [given] if isinstance(given, str) else given if isinstance(given, list) else []
-    return {"number" if kind == "integer" else str(kind) for kind in kinds}
-
-
-def _referred(schema: Any, places: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any]:
-    """The schema, or the one that it refers to."""
+def _followed(place: str, places: Mapping[str, Mapping[str, Any]]) -> str:
+    """The place, or the one that the schema there refers to."""
     for _ in range(DEEPEST):
-        if not isinstance(schema, Mapping):
-            return {}
+        schema = places.get(place, {})
         if "$ref" not in schema:
-            return schema
-        schema = places.get(unquote(str(schema["$ref"])))
-    return {}
+            return place
+        place = unquote(str(schema["$ref"]))
+    return ""
 
 
 def _parts(schema: Mapping[str, Any]) -> int:

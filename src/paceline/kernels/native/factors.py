@@ -8,6 +8,7 @@ from llvmlite import ir
 
 from paceline.kernels.native.formats import Format
 from paceline.kernels.native.vectors import (
+    BYTE_PAIR_PRODUCTS,
     F16,
     HALVES,
     I8,
@@ -97,6 +98,20 @@ def four_products(builder: Any, sums: Any, unsigned: Any, signed: Any) -> Any:
         left = builder.and_(builder.lshr(unsigned, repeated(8)) if odd else unsigned, repeated(0x00FF00FF))
         sums = pair_products(builder, sums, left, builder.bitcast(_signed_bytes(builder, signed, odd), WORDS))
     return sums
+
+
+def narrow_products(builder: Any, sums: Any, unsigned: Any, signed: Any) -> Any:
+    """As `four_products`, with BYTE_PAIR_PRODUCTS, into two sums of 16 bits per lane: enough for a group of weights of four
+    bits, 8 * 2 * 15 * 127 at most."""
+    kind = ir.VectorType(I8, 4 * LANES)
+    callee = external(builder, BYTE_PAIR_PRODUCTS, PAIRS, [kind, kind])
+    found = builder.call(callee, [builder.bitcast(unsigned, kind), builder.bitcast(signed, kind)])
+    return builder.bitcast(builder.add(builder.bitcast(sums, PAIRS), found), WORDS)
+
+
+def narrow_sum(builder: Any, start: Any, sums: Any) -> Any:
+    """Per 32-bit lane: `start` plus the two sums of `narrow_products`."""
+    return pair_products(builder, start, sums, ir.Constant(PAIRS, [1] * 2 * LANES))
 
 
 def _signed_bytes(builder: Any, words: Any, odd: bool) -> Any:

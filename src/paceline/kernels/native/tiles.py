@@ -18,9 +18,19 @@ from typing import Any
 from llvmlite import ir
 
 from paceline.kernels.native.ahead import AHEAD, AHEAD_IN_PAIRS, LINE, lines_in_turn
-from paceline.kernels.native.factors import WORDS_OF, four_products, half_products, pair_products, whole_numbers, widened
+from paceline.kernels.native.factors import (
+    WORDS_OF,
+    four_products,
+    half_products,
+    narrow_products,
+    narrow_sum,
+    pair_products,
+    whole_numbers,
+    widened,
+)
 from paceline.kernels.native.formats import BLOCK, GROUP, SUMMED, Format
 from paceline.kernels.native.vectors import (
+    BYTE_PAIR_PRODUCTS,
     F16,
     F32,
     I32,
@@ -278,12 +288,14 @@ class Body:
     def grouped(self, activations: Any, inputs: Any, start: list[Any]) -> list[Any]:
         """Per group of inputs an integer sum, exact in any order, which is scaled and added to the sum of the groups before."""
         builder, form, rows = self.builder, self.form, self.rows
-        steps = form.together // form.multiplied
+        steps, narrow = form.together // form.multiplied, form.activation_bits == 8 and bool(BYTE_PAIR_PRODUCTS)
+        together = narrow_products if narrow else four_products if form.activation_bits == 8 else pair_products
         running = self.kept(start)
         with counted(builder, builder.udiv(inputs, constant(GROUP))) as group:
             offset = builder.mul(group.index, constant(form.group_bytes(GROUP)))
             scales = builder.add(activations, builder.mul(group.index, constant(rows * form.row_bytes(GROUP))))
-            with counted(builder, self._turns(inputs), self._without_excess(scales)) as loop:
+            opening = self._without_excess(scales)
+            with counted(builder, self._turns(inputs), [repeated(0)] * len(opening) if narrow else opening) as loop:
                 place = builder.add(offset, self._word_place(loop.index))
                 words = self._words(place)
                 self._prefetch(place, form.bytes_together)
@@ -292,9 +304,13 @@ class Body:
                 sums = loop.carried
                 for step in range(steps):
                     places = [builder.add(factors, constant(4 * (step * rows + row))) for row in range(rows)]
-                    sums = self._products(places, words, step, sums)
+                    weights = [whole_numbers(builder, form, word, step) for word in words]
+                    sums = self._added_up(places, weights, together, sums)
                 loop.next = sums
-            for place, value, scale in zip(running, loop.carried, self._scales(scales, offset), strict=True):
+            sums = loop.carried
+            if narrow:
+                sums = [narrow_sum(builder, *both) for both in zip(opening, sums, strict=True)]
+            for place, value, scale in zip(running, sums, self._scales(scales, offset), strict=True):
                 builder.store(fused(builder, builder.sitofp(value, VECTOR), scale, builder.load(place)), place)
         return [builder.load(place) for place in running]
 

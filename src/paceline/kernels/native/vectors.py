@@ -106,6 +106,19 @@ PAIR_PRODUCTS = _pair_products()
 """LLVM's name of the instruction that multiplies two pairs of 16-bit numbers per lane and adds them up; empty without one."""
 
 
+def _byte_pair_products() -> str:
+    if MULTIPLIES_BYTES or MULTIPLIES_SIGNED_BYTES:
+        return ""
+    if MACHINE.lanes == 16:
+        return "llvm.x86.avx512.pmaddubs.w.512" if "avx512bw" in MACHINE.features else ""
+    return "llvm.x86.avx2.pmadd.ub.sw" if MACHINE.lanes == 8 else ""
+
+
+BYTE_PAIR_PRODUCTS = _byte_pair_products()
+"""LLVM's name of the instruction that multiplies pairs of an unsigned and a signed byte per 16 bits and adds them up, for
+processors without MULTIPLIES_BYTES; empty without one."""
+
+
 def _matrix_unit() -> bool:
     """Whether AMX is usable: the processor has it, and Linux permits this process to use its registers."""
     if not {"amx-tile", "amx-int8", "amx-bf16"} <= MACHINE.features or MACHINE.lanes != 16 or sys.platform != "linux":

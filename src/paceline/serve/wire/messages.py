@@ -47,6 +47,7 @@ class Block(OfType):
     it."""
 
     known: ClassVar = tuple(_BELONG)
+
     type: Literal["text", "thinking", "tool_use", "tool_result"]
     text: Text | None = None
     thinking: Text | None = None
@@ -163,6 +164,8 @@ class Thinking(OfType):
 
 
 class All(OfType):
+    """Nothing is left out."""
+
     known: ClassVar = ("all",)
 
     type: Literal["all"]
