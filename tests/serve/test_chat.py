@@ -70,6 +70,22 @@ def test_messages_reach_the_template_as_templates_read_them():
     assert service.chats[0][2] is False
 
 
+def test_an_answers_text_may_come_back_with_a_copy_of_its_message():
+    """OpenAI's Agents SDK copies the rest of a message to its text."""
+    copied = {
+        "role": "assistant",
+        "refusal": None,
+        "annotations": [],
+        "reasoning_content": "Hm.",
+        "reasoning": "",
+        "tool_calls": [],
+    }
+    parts = [{"type": "text", "text": "2", **copied}, {"type": "refusal", "refusal": "no"}]
+    messages = [*HELLO, {"role": "assistant", "content": parts}, {"role": "assistant", "content": None}, *HELLO]
+    plain = [*HELLO, {"role": "assistant", "content": "2no"}, {"role": "assistant", "content": ""}, *HELLO]
+    assert asked(messages=messages).prompt == asked(messages=plain).prompt
+
+
 def test_what_openais_clients_read_an_answer_as_may_come_back():
     """`parse()` of its Python client puts both on a message, and sends them with it."""
     call = {**LOOK_CALL, "function": {**LOOK_CALL["function"], "parsed_arguments": {"at": [1]}}}

@@ -241,6 +241,21 @@ def test_what_claude_code_writes_for_anthropic_does_not_hide_a_cached_beginning(
     assert Prompting.model_validate(body).template_messages[0] == {"role": "system", "content": "be kind\nand brief"}
 
 
+def test_a_thread_is_refused_as_anthropics_clients_understand_it():
+    """Its tool runner asks for one first, and sends the request again without where it reads these details."""
+    answer = send(fake(), {"messages": HELLO, "max_tokens": 9, "thread": {"type": "create"}}, PATH)
+    assert answer.status_code == 400
+    details = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+    assert answer.json()["error"]["details"] == details
+    assert "details" not in send(fake(), {"messages": HELLO, "max_tokens": 0}, PATH).json()["error"]
+
+
+def test_a_thought_that_another_server_kept_to_itself_is_left_out():
+    block, answer = {"type": "redacted_thinking", "data": "gAAAA"}, {"type": "text", "text": "2"}
+    turns = [{"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": [block, answer]}, *HELLO]
+    assert Prompting.model_validate({"messages": turns}).template_messages[1] == {"role": "assistant", "content": "2"}
+
+
 def test_effort_reaches_a_template_that_has_levels_of_it():
     for effort in ("low", "high"):
         service = fake(chat_template="{{ messages }}{{ reasoning_effort }}</think>")
@@ -498,7 +513,9 @@ def said(*blocks: Any, role: str = "user") -> dict[str, Any]:
         ({"thinking": {"type": "odd"}}, "'odd'"),
         ({"thinking": {"type": "adaptive", "display": "omitted"}}, "'thinking.display'"),
         (said({"type": "thinking", "thinking": "a", "signature": ""}), "does not belong to the role 'user'"),
-        (said({"type": "redacted_thinking", "data": "a"}, role="assistant"), "'redacted_thinking'"),
+        (said({"type": "redacted_thinking", "data": "a"}), "does not belong to the role 'user'"),
+        (said({"type": "redacted_thinking"}, role="assistant"), "'messages[0].content[0].data' is missing"),
+        ({"thread": {"type": "create"}}, "'thread' is not supported"),
         (said({"type": "text", "text": "a", "signature": "b"}, role="assistant"), "no part of a block"),
         (said({"type": "text"}), "'messages[0].content[0].text' is missing"),
         (said({"type": "text", "text": "a", "id": "b"}), "no part of a block"),

@@ -395,6 +395,12 @@ def test_what_codex_sends_with_every_request_is_accepted():
     assert [message["role"] for message in service.chats[0][0]] == ["user", "assistant", "tool"]
 
 
+def test_any_effort_switches_thinking_on_where_a_template_has_no_levels():
+    service = FakeService(chat_template="{{ messages }}{{ enable_thinking }}</think>")
+    assert post(service, reasoning={"effort": "low"})["reasoning"]["effort"] == "low"
+    assert service.encoded[-1].startswith('{"enable_thinking": true}')
+
+
 def test_the_reasoning_effort_reaches_the_template():
     service = thinker()
     post(service, reasoning={"effort": "none", "summary": "detailed"}, include=["reasoning.encrypted_content"])

@@ -173,6 +173,7 @@ def test_a_thought_that_the_model_opens_is_read_from_text_that_shows_what_ends_i
     service = Special(answer="<think>Hm.</think>Two.", chat_template="{{ messages }}</think>")
     message = post(service)["choices"][0]["message"]
     assert (message["reasoning_content"], message["content"]) == ("Hm.", "Two.")
+    assert message["reasoning"] == "Hm.", "the name that OpenRouter's and OpenAI's Agents SDK read"
     assert not service.asked[0][0].params.skip_special_tokens
 
 

@@ -55,13 +55,16 @@ def thinking_variables(
     """Chat template variables that set how much the model thinks; templates use `enable_thinking` or `reasoning_effort`.
 
     effort: "none", or a value for `reasoning_effort`; None if the request sets none. param: the field that sets it. given:
-    variables of the request, which take precedence. Raises APIError (400) if the template has no levels of effort.
+    variables of the request, which take precedence. A template that has no levels of effort may have a switch. Raises APIError
+    (400) if it has neither.
     """
     template = service.chat_template or ""
     if effort == "none":
         return {"enable_thinking": False, **(given or {})} if "enable_thinking" in template else given
     if effort is None:
         return given
+    if "reasoning_effort" not in template and "enable_thinking" in template:
+        return {"enable_thinking": True, **(given or {})}
     if "reasoning_effort" not in template:
         raise invalid(f"'{param}' is not supported: the model has one way to answer", param)
     return {"reasoning_effort": effort, **(given or {})}

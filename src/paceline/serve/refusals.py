@@ -23,7 +23,11 @@ def body_of(error: APIError, path: str) -> dict[str, Any]:
     """In Anthropic's format under /v1/messages, else in OpenAI's."""
     if path == "/v1/messages" or path.startswith("/v1/messages/"):
         message = error.anthropics if isinstance(error, TooLong) else error.message
-        return {"type": "error", "error": {"type": _ANTHROPIC_TYPES.get(error.status, error.kind), "message": message}}
+        told: dict[str, Any] = {"type": _ANTHROPIC_TYPES.get(error.status, error.kind), "message": message}
+        if error.param == "thread":
+            # its clients then send the request again without
+            told["details"] = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+        return {"type": "error", "error": told}
     return error.body
 
 

@@ -25,7 +25,7 @@ class Speech:
         for event in events:
             if isinstance(event, CallBegun | CallEnded):
                 self._calls, self._whole = True, isinstance(event, CallEnded)
-        said: dict[str, Any] = {"reasoning_content": thought} if thought else {}
+        said: dict[str, Any] = _thought(thought) if thought else {}
         return said | ({"content": content} if content else {}) | ({"tool_calls": calls} if calls else {})
 
     def message(self, answer: Answer) -> dict[str, Any]:
@@ -34,7 +34,7 @@ class Speech:
         content = said.get("content", None if self._calls else "")
         message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
         if self._may_think:
-            message["reasoning_content"] = said.get("reasoning_content")
+            message |= _thought(said.get("reasoning_content"))
         if self._calls:
             message["tool_calls"] = [{key: call[key] for key in ("id", "type", "function")} for call in said["tool_calls"]]
         return message
@@ -43,6 +43,11 @@ class Speech:
         """ "tool_calls" tells the client to run the calls; never if a stop string or token cut the last one off."""
         reason = answer.finish_reason
         return "tool_calls" if self._whole and reason == "stop" else reason
+
+
+def _thought(text: str | None) -> dict[str, str | None]:
+    """By both names that clients read: OpenRouter's and OpenAI's Agents SDK know only the second."""
+    return {"reasoning_content": text, "reasoning": text}
 
 
 def _read(events: Iterable[Event]) -> tuple[str, str, list[dict[str, Any]]]:

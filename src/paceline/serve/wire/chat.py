@@ -37,6 +37,23 @@ class ToolCall(Wire):
     provider_specific_fields: Extras = None
 
 
+_COPIED = frozenset({"role", "refusal", "annotations", "reasoning", "reasoning_content", "tool_calls"})
+"""Fields of a whole message that OpenAI's Agents SDK copies to the text of an answer as it sends it back."""
+
+
+class MessagePart(TextPart):
+    """A text, or the refusal that an assistant once gave instead of one."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _as_text(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values
+        if values.get("type") == "refusal":
+            return {"text" if name == "refusal" else name: value for name, value in values.items()} | {"type": "text"}
+        return {name: value for name, value in values.items() if name not in _COPIED}
+
+
 class Message(Wire):
     """One message. Images, audio and files are refused, and whatever URLs are in a text stay text.
 
@@ -53,7 +70,7 @@ class Message(Wire):
     }
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Text | Annotated[list[TextPart], up_to(1024)] | None = None
+    content: Text | Annotated[list[MessagePart], up_to(1024)] | None = None
     type: Literal["text", "message"] | None = None
     name: Name | None = None
     refusal: Text | None = None
@@ -67,8 +84,7 @@ class Message(Wire):
 
     @model_validator(mode="after")
     def _coherent(self) -> Message:
-        answers = self.role == "assistant" and (self.tool_calls is not None or self.refusal or self.thought)
-        if self.content is None and not answers:
+        if self.content is None and self.role != "assistant":
             raise misfit("content", "may only be absent where an assistant calls tools")
         if self.tool_calls and self.role != "assistant":
             raise misfit("tool_calls", f"do not belong to the role '{self.role}'")

@@ -29,7 +29,13 @@ Texts = Annotated[
     Annotated[Text, Tag("str")] | Annotated[list[TextBlock], up_to(1024), Tag("list")],
     _BY_KIND,
 ]
-_BELONG = {"text": {"text"}, "thinking": {"thinking"}, "tool_use": {"id", "name", "input"}, "tool_result": {"tool_use_id"}}
+_BELONG = {
+    "text": {"text"},
+    "thinking": {"thinking"},
+    "redacted_thinking": {"data"},
+    "tool_use": {"id", "name", "input"},
+    "tool_result": {"tool_use_id"},
+}
 _OWN = {"content": "tool_result", "is_error": "tool_result", "signature": "thinking", "caller": "tool_use"}
 """Optional fields -> the only type of block that may have them."""
 
@@ -43,15 +49,16 @@ class Caller(OfType):
 
 
 class Block(OfType):
-    """A text, what the model thought before it, a call that it made, or what came of that. signature: of a thought; nobody reads
-    it."""
+    """A text, what a model thought before it, a call that it made, or what came of that. signature, data: of a thought, the
+    latter of one that another server keeps to itself; nobody reads them."""
 
     known: ClassVar = tuple(_BELONG)
 
-    type: Literal["text", "thinking", "tool_use", "tool_result"]
+    type: Literal["text", "thinking", "redacted_thinking", "tool_use", "tool_result"]
     text: Text | None = None
     thinking: Text | None = None
     signature: Text | None = None
+    data: Text | None = None
     citations: Annotated[list[Any], up_to(0)] | None = None
     id: Name | None = None
     name: FunctionName | None = None
@@ -65,7 +72,7 @@ class Block(OfType):
     @model_validator(mode="after")
     def _coherent(self) -> Block:
         needed = _BELONG[self.type]
-        for field in ("text", "thinking", "id", "name", "input", "tool_use_id"):
+        for field in ("text", "thinking", "data", "id", "name", "input", "tool_use_id"):
             if (getattr(self, field) is not None) != (field in needed):
                 said = "is missing from" if field in needed else "is no part of"
                 raise misfit(field, f"{said} a block of type '{self.type}'")
@@ -76,9 +83,9 @@ class Block(OfType):
 
 
 _STRANGERS = {
-    "user": ("tool_use", "thinking"),
+    "user": ("tool_use", "thinking", "redacted_thinking"),
     "assistant": ("tool_result",),
-    "system": ("tool_use", "thinking", "tool_result"),
+    "system": ("tool_use", "thinking", "redacted_thinking", "tool_result"),
 }
 """Role of a message -> the types of blocks that do not belong to it."""
 
@@ -199,6 +206,7 @@ class Prompting(Wire):
         "mcp_servers": "nothing is fetched from other servers",
         "output_format": "use 'output_config.format'",
         "speed": "there is one",
+        "thread": "nothing is stored here; send all of the conversation",
         "user_profile_id": "nothing is stored here",
     }
 
@@ -256,7 +264,7 @@ class Prompting(Wire):
                 elif block.type == "text":
                     if texts[-1] or block.text:
                         texts[-1].append(block.text or "")
-                else:
+                elif block.type == "tool_use":
                     call = {"id": block.id, "type": "function", "function": {"name": block.name, "arguments": block.input}}
                     messages[-1].setdefault("tool_calls", []).append(call)
         return [{**message, "content": "\n".join(parts)} for message, parts in zip(messages, texts, strict=True)]
