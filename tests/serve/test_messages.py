@@ -515,7 +515,6 @@ def said(*blocks: Any, role: str = "user") -> dict[str, Any]:
         (said({"type": "thinking", "thinking": "a", "signature": ""}), "does not belong to the role 'user'"),
         (said({"type": "redacted_thinking", "data": "a"}), "does not belong to the role 'user'"),
         (said({"type": "redacted_thinking"}, role="assistant"), "'messages[0].content[0].data' is missing"),
-        ({"thread": {"type": "create"}}, "'thread' is not supported"),
         (said({"type": "text", "text": "a", "signature": "b"}, role="assistant"), "no part of a block"),
         (said({"type": "text"}), "'messages[0].content[0].text' is missing"),
         (said({"type": "text", "text": "a", "id": "b"}), "no part of a block"),

@@ -398,7 +398,7 @@ def test_what_codex_sends_with_every_request_is_accepted():
 def test_any_effort_switches_thinking_on_where_a_template_has_no_levels():
     service = FakeService(chat_template="{{ messages }}{{ enable_thinking }}</think>")
     assert post(service, reasoning={"effort": "low"})["reasoning"]["effort"] == "low"
-    assert service.encoded[-1].startswith('{"enable_thinking": true}')
+    assert service.encoded[0].startswith('{"enable_thinking": true}')
 
 
 def test_the_reasoning_effort_reaches_the_template():
