@@ -70,7 +70,6 @@ def said(**message: Any) -> dict[str, Any]:
         ({"echo": True}, "echo", "not supported"),
         ({"suffix": "x"}, "suffix", "not supported"),
         ({"moderation": {"model": "x"}}, "moderation", "not supported"),
-        ({"reasoning_effort": "high"}, "reasoning_effort", "not supported"),
         ({"verbosity": "low"}, "verbosity", "not supported"),
         ({"chat_template": "{{ 1 }}"}, "chat_template", "the model alone"),
         ({"chat_template_kwargs": {"no name": 1}}, "chat_template_kwargs", "pattern"),

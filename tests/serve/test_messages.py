@@ -226,6 +226,7 @@ def test_what_the_system_says_later_is_put_into_the_users_turn():
         {"diagnostics": {"previous": {}}},
         {"system": [{"type": "text", "text": "x-anthropic-billing-header: cc_version=2; cch=36ee5;"}]},
         {"output_config": {"effort": "high"}},
+        {"output_config": {"effort": "low"}},
     ],
 )
 def test_what_asks_for_nothing_is_accepted(hint: dict[str, Any]):
@@ -293,16 +294,39 @@ def thinker(answer: str = "<think>\nHm, 2.\n</think>\n\nTwo.", **more: Any) -> F
 def test_thoughts_are_blocks():
     body = post(thinker())
     thought, said = body["content"]
-    assert thought == {"type": "thinking", "thinking": "Hm, 2.", "signature": ""}
+    assert thought == {"type": "thinking", "thinking": "Hm, 2.", "signature": thought["signature"]}
+    assert thought["signature"], "clients drop a thought without one, or send it back as a text"
     assert said == {"type": "text", "text": "Two."}
     assert body["usage"]["output_tokens_details"] == {"thinking_tokens": len("<think>\nHm, 2.\n</think>")}
     events = stream(thinker())
     blocks = [event["content_block"] for event in events if event["type"] == "content_block_start"]
     assert blocks == [{"type": "thinking", "thinking": "", "signature": ""}, {"type": "text", "text": ""}]
     deltas = [(event["index"], event["delta"]) for event in events if event["type"] == "content_block_delta"]
-    assert "".join(delta["thinking"] for index, delta in deltas if index == 0) == "Hm, 2."
+    *of_thought, last = [delta for index, delta in deltas if index == 0]
+    assert "".join(delta["thinking"] for delta in of_thought) == "Hm, 2."
+    assert last == {"type": "signature_delta", "signature": thought["signature"]}
     assert "".join(delta["text"] for index, delta in deltas if index == 1) == "Two."
     assert [event["index"] for event in events if event["type"] == "content_block_stop"] == [0, 1]
+
+
+def test_a_thought_is_kept_back_if_it_is_not_to_be_told():
+    omitted = {"type": "adaptive", "display": "omitted"}
+    thought, said = post(thinker(), thinking=omitted)["content"]
+    assert (thought["type"], thought["thinking"], said["text"]) == ("thinking", "", "Two.")
+    deltas = [event["delta"]["type"] for event in stream(thinker(), thinking=omitted) if event["type"] == "content_block_delta"]
+    assert deltas[0] == "signature_delta"
+    assert set(deltas[1:]) == {"text_delta"}
+
+
+def test_a_picture_in_a_tools_result_is_put_into_words():
+    """An agent's tool may read a picture; refused, it would end the conversation. One that a user sends is refused."""
+    picture = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "aGk="}}
+    call = {"type": "tool_use", "id": "a", "name": "look", "input": {}}
+    result = {"type": "tool_result", "tool_use_id": "a", "content": [{"type": "text", "text": "i.png"}, picture]}
+    turns = [*HELLO, {"role": "assistant", "content": [call]}, {"role": "user", "content": [result]}]
+    said = Prompting.model_validate({"messages": turns}).template_messages[-1]
+    assert said["role"] == "tool"
+    assert said["content"].startswith("i.png\n[an image")
 
 
 def test_a_thought_may_be_all_there_is_or_lead_to_a_call():
@@ -496,7 +520,6 @@ def said(*blocks: Any, role: str = "user") -> dict[str, Any]:
         ({"mcp_servers": [{"name": "x"}]}, "'mcp_servers' is not supported"),
         ({"speed": "fast"}, "'speed' is not supported"),
         ({"container": "c"}, "'container' is not supported"),
-        ({"output_config": {"effort": "low"}}, "'output_config.effort' is not supported"),
         ({"odd": 1}, "unknown field 'odd'"),
         ({"messages": []}, "'messages'"),
         ({"messages": [{"role": "system", "content": "a"}]}, "none of the user's"),
@@ -511,7 +534,7 @@ def said(*blocks: Any, role: str = "user") -> dict[str, Any]:
         (said({"type": "image", "source": {"type": "url", "url": "http://a"}}), "'messages[0].content[0].type' is not supported"),
         (said({"type": "document", "source": {}}), "'document'"),
         ({"thinking": {"type": "odd"}}, "'odd'"),
-        ({"thinking": {"type": "adaptive", "display": "omitted"}}, "'thinking.display'"),
+        ({"thinking": {"type": "adaptive", "display": "odd"}}, "'thinking.display'"),
         (said({"type": "thinking", "thinking": "a", "signature": ""}), "does not belong to the role 'user'"),
         (said({"type": "redacted_thinking", "data": "a"}), "does not belong to the role 'user'"),
         (said({"type": "redacted_thinking"}, role="assistant"), "'messages[0].content[0].data' is missing"),

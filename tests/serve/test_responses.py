@@ -395,6 +395,48 @@ def test_what_codex_sends_with_every_request_is_accepted():
     assert [message["role"] for message in service.chats[0][0]] == ["user", "assistant", "tool"]
 
 
+SPACED = {"type": "namespace", "name": "mcp__demo", "description": "A server of tools", "tools": [LOOK, {**LOOK, "name": "see"}]}
+
+
+def test_functions_of_a_namespace_are_called_by_both_names():
+    """Codex lists the tools of a server of its own, and of each MCP server, in one."""
+    call = '<tool_call>\n{"name": "mcp__demo__look", "arguments": {"at": 1}}\n</tool_call>'
+    service = FakeService(answer=call, chat_template="{{ tools }} <tool_call>", context_length=4096)
+    body = post(service, tools=[LOOK, SPACED])
+    (item,) = body["output"]
+    assert (item["namespace"], item["name"], item["arguments"]) == ("mcp__demo", "look", '{"at": 1}')
+    assert [tool["function"]["name"] for tool in service.chats[0][1]] == ["look", "mcp__demo__look", "mcp__demo__see"]
+    assert [tool["name"] for tool in body["tools"]] == ["look", "mcp__demo"]
+    assert [tool["name"] for tool in body["tools"][1]["tools"]] == ["look", "see"]
+    output = {
+        "type": "function_call_output",
+        "call_id": item["call_id"],
+        "name": "look",
+        "namespace": "mcp__demo",
+        "output": "it is there",
+    }
+    messages = told(FakeService(chat_template="{{ tools }} <tool_call>"), [{"role": "user", "content": "Look."}, item, output])
+    assert messages[1]["tool_calls"][0]["function"]["name"] == "mcp__demo__look"
+    assert (messages[2]["role"], messages[2]["content"]) == ("tool", "it is there")
+
+
+def test_what_an_agent_tells_by_itself_is_the_users():
+    """Codex sends a goal as an output that answers no call."""
+    output = {"type": "function_call_output", "name": "goal_objective", "namespace": "agent", "output": "Be done."}
+    assert told(FakeService(), [{"role": "user", "content": "Hi."}, output])[1] == {"role": "user", "content": "Be done."}
+
+
+def test_a_picture_in_a_functions_output_is_put_into_words():
+    call = {"type": "function_call", "call_id": "a", "name": "view_image", "arguments": "{}"}
+    output = {
+        "type": "function_call_output",
+        "call_id": "a",
+        "output": [{"type": "input_image", "image_url": "data:image/png;base64,aGk="}],
+    }
+    messages = told(FakeService(chat_template="{{ tools }} <tool_call>"), [{"role": "user", "content": "Look."}, call, output])
+    assert messages[2]["content"].startswith("[an image")
+
+
 def test_any_effort_switches_thinking_on_where_a_template_has_no_levels():
     service = FakeService(chat_template="{{ messages }}{{ enable_thinking }}</think>")
     assert post(service, reasoning={"effort": "low"})["reasoning"]["effort"] == "low"

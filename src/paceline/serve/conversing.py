@@ -16,7 +16,6 @@ from paceline.params import SamplingParams
 from paceline.serve.answer_bodies import whole
 from paceline.serve.asking import Ask, Delta, Service
 from paceline.serve.choices import Answer
-from paceline.serve.errors import invalid
 from paceline.serve.events import Begun, EventStream, frame
 from paceline.serve.lengths import characters, check_length
 from paceline.serve.sampling_fields import answer_tokens, asks, reference_of, sampling_params
@@ -49,25 +48,21 @@ async def prompt_of(
     return await service.chat(conversation, plan.shown, answer_begun=begun, variables=variables)
 
 
-def thinking_variables(
-    service: Service, effort: str | None, param: str, given: Mapping[str, Any] | None = None
-) -> Mapping[str, Any] | None:
+def thinking_variables(service: Service, effort: str | None, given: Mapping[str, Any] | None = None) -> Mapping[str, Any] | None:
     """Chat template variables that set how much the model thinks; templates use `enable_thinking` or `reasoning_effort`.
 
-    effort: "none", or a value for `reasoning_effort`; None if the request sets none. param: the field that sets it. given:
-    variables of the request, which take precedence. A template that has no levels of effort may have a switch. Raises APIError
-    (400) if it has neither.
+    effort: "none", or a value for `reasoning_effort`; None if the request sets none. given: variables of the request, which take
+    precedence. A template that has no levels of effort may have a switch.
     """
     template = service.chat_template or ""
     if effort == "none":
         return {"enable_thinking": False, **(given or {})} if "enable_thinking" in template else given
     if effort is None:
         return given
-    if "reasoning_effort" not in template and "enable_thinking" in template:
-        return {"enable_thinking": True, **(given or {})}
-    if "reasoning_effort" not in template:
-        raise invalid(f"'{param}' is not supported: the model has one way to answer", param)
-    return {"reasoning_effort": effort, **(given or {})}
+    if "reasoning_effort" in template:
+        return {"reasoning_effort": effort, **(given or {})}
+    # agents send an effort to any model; one without levels may have a switch, or else answers as it always does
+    return {"enable_thinking": True, **(given or {})} if "enable_thinking" in template else given
 
 
 async def with_thought(service: Service, plan: ToolPlan, prompt: Many[int], continued: str | None, param: str) -> ToolPlan:

@@ -8,11 +8,16 @@ from typing import Any
 
 from paceline.serve.tool_parsing import Arguments, CallBegun, CallEnded, Event, Thought
 
+_SIGNATURE = "cGFjZWxpbmU="
+"""Says nothing, and nobody checks it. Clients drop a thought without one, or send it back as a text."""
+
 
 class Blocks:
-    """`content` of one message. Its methods return events of the stream."""
+    """`content` of one message. Its methods return events of the stream. tells: whether thoughts are told; else their blocks are
+    empty."""
 
-    def __init__(self) -> None:
+    def __init__(self, tells: bool = True) -> None:
+        self._tells = tells
         self._blocks: list[dict[str, Any]] = []
         self._arguments: dict[int, str] = {}
         self._open = False
@@ -58,14 +63,20 @@ class Blocks:
             emitted += self.close()
         if not self._open:
             emitted.append(self._begin({"type": kind, kind: "", **more}))
+        if kind == "thinking" and not self._tells:
+            return emitted
         self._blocks[-1][kind] += text
         return [*emitted, self._delta({"type": f"{kind}_delta", kind: text})]
 
     def close(self) -> list[dict[str, Any]]:
         """Close the open block, if any."""
-        emitted = [{"type": "content_block_stop", "index": len(self._blocks) - 1}] if self._open else []
-        self._open = False
-        return emitted
+        if not self._open:
+            return []
+        self._open, emitted = False, list[dict[str, Any]]()
+        if self._blocks[-1]["type"] == "thinking":
+            self._blocks[-1]["signature"] = _SIGNATURE
+            emitted.append(self._delta({"type": "signature_delta", "signature": _SIGNATURE}))
+        return [*emitted, {"type": "content_block_stop", "index": len(self._blocks) - 1}]
 
     def _begin(self, block: dict[str, Any]) -> dict[str, Any]:
         self._blocks.append(block)

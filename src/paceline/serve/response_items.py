@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from paceline.serve.tool_parsing import Arguments, CallBegun, CallEnded, Event, Thought
@@ -13,9 +14,11 @@ class Items:
     """`output` of one response. Its methods return events of the stream, not numbered yet.
 
     Log-probabilities are attached to the next text; those of calls and thoughts are dropped, since the API has no place for them.
+    namespaced: by the names that the model calls, the namespaces of functions that have one, and their names there.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, namespaced: Mapping[str, tuple[str, str]] = MappingProxyType({})) -> None:
+        self._namespaced = namespaced
         self.output: list[dict[str, Any]] = []
         self._open: dict[str, Any] | None = None
         self._logprobs: list[dict[str, Any]] = []
@@ -29,10 +32,12 @@ class Items:
         for event in events:
             if isinstance(event, CallBegun):
                 emitted += self.close()
+                namespace, name = self._namespaced.get(event.name, (None, event.name))
                 call = {
                     "type": "function_call",
                     "call_id": event.id,
-                    "name": event.name,
+                    **({"namespace": namespace} if namespace else {}),
+                    "name": name,
                     "arguments": "",
                     "status": "in_progress",
                 }

@@ -80,7 +80,7 @@ async def _asked(service: Service, settings: Settings, fields: ChatRequest) -> t
     reference = await reference_of(service, settings, fields, n)
     values = generation_values(fields) | {"logprobs": (fields.top_logprobs or 0) if fields.logprobs else None}
     begun = fields.continue_final_message
-    variables = thinking_variables(service, fields.reasoning_effort, "reasoning_effort", fields.chat_template_kwargs)
+    variables = thinking_variables(service, fields.reasoning_effort, fields.chat_template_kwargs)
     messages = tools.conversation(fields.template_messages)
     prompt = await service.chat(messages, tools.shown, answer_begun=begun, variables=variables)
     bound = "tools" if tools.functions else param_of(fields)

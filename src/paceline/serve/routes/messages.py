@@ -71,14 +71,14 @@ async def _prompt(service: Service, settings: Settings, plan: ToolPlan, fields: 
     if asked is None:
         variables = None
     elif asked.type == "disabled":
-        variables = thinking_variables(service, "none", "thinking")
+        variables = thinking_variables(service, "none")
     else:
         # it may think, which a model that does not has no use for
         variables = {"enable_thinking": True} if thinks(template) else None
     effort = fields.output_config.effort if fields.output_config else None
     # the default is high, so it asks for nothing
     if effort is not None and (effort != "high" or "reasoning_effort" in (template or "")):
-        variables = thinking_variables(service, effort, "output_config.effort", variables)
+        variables = thinking_variables(service, effort, variables)
     begun = fields.continued is not None
     return await prompt_of(service, settings, plan, fields.template_messages, "messages", begun=begun, variables=variables)
 
@@ -90,7 +90,8 @@ class _Growing:
 
     def __init__(self, service: Service, fields: MessagesRequest, plan: ToolPlan, ask: Ask) -> None:
         self._service, self._fields, self._ask = service, fields, ask
-        self._reader, self._blocks, self._answer = plan.reader("toolu_"), Blocks(), unanswered(service, plan)
+        self._reader, self._answer = plan.reader("toolu_"), unanswered(service, plan)
+        self._blocks = Blocks(tells=fields.thinking is None or fields.thinking.display != "omitted")
         self._steps: list[Any] = []
         self._head = {"id": f"msg_{secrets.token_hex(16)}", "type": "message", "role": "assistant", "model": service.model}
 

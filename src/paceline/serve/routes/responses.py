@@ -42,7 +42,7 @@ async def _answered(service: Service, settings: Settings, fields: ResponsesReque
     await check(service, grammar, "text.format" if fields.text and fields.text.format else param_of(fields))
     tools, choice, allowed = fields.plain_tools, fields.plain_choice, fields.allowed_tools
     plan = await planned(service, tools, choice, fields.parallel_tool_calls, grammar, allowed)
-    variables = thinking_variables(service, fields.effort, "reasoning.effort")
+    variables = thinking_variables(service, fields.effort)
     prompt = await prompt_of(service, settings, plan, fields.template_messages, "input", variables=variables)
     plan = await with_thought(service, plan, prompt, None, "tools" if plan.functions else "text.format")
     values = generation_values(fields) | {"logprobs": (fields.top_logprobs or 0) if fields.tells_logprobs else None}
@@ -57,7 +57,7 @@ class _Growing:
 
     def __init__(self, service: Service, fields: ResponsesRequest, plan: ToolPlan, ask: Ask) -> None:
         self._service, self._fields = service, fields
-        self._reader, self._items, self._answer = plan.reader(), Items(), unanswered(service, plan)
+        self._reader, self._items, self._answer = plan.reader(), Items(fields.namespaced), unanswered(service, plan)
         self._ask = ask
         self._numbered = 0
         self._steps: list[Any] = []
@@ -152,7 +152,7 @@ def _echo(service: Service, fields: ResponsesRequest, ask: Ask) -> dict[str, Any
         "temperature": ask.params.temperature,
         "text": {"format": {"type": "text"}, **text},
         "tool_choice": fields.told_choice,
-        "tools": [{"description": None, **tool.model_dump()} for tool in fields.tools or ()],
+        "tools": fields.told_tools,
         "top_logprobs": fields.top_logprobs or 0,
         "top_p": ask.params.top_p,
         "truncation": "disabled",

@@ -12,7 +12,7 @@ from paceline.serve.structured import schema_grammar, structured
 from paceline.serve.wire.chat import FunctionName
 from paceline.serve.wire.common import Name, Seed, Text, Wire, misfit, up_to
 from paceline.serve.wire.generation import CacheControl, Extensions
-from paceline.serve.wire.typed import OfType, by_kind
+from paceline.serve.wire.typed import OfType, by_kind, in_words
 
 
 class TextBlock(OfType):
@@ -64,7 +64,7 @@ class Block(OfType):
     name: FunctionName | None = None
     input: dict[str, Any] | None = None
     tool_use_id: Name | None = None
-    content: Texts | None = None
+    content: Annotated[Texts | None, in_words(("image", "document"), "text")] = None
     is_error: bool | None = None
     caller: Caller | None = None
     cache_control: CacheControl | None = None
@@ -160,13 +160,13 @@ class OutputConfig(Wire):
 
 
 class Thinking(OfType):
-    """budget_tokens: about how many a thought may have; a local model cannot be told. display: thoughts are always told, and
-    never summed up."""
+    """budget_tokens: about how many a thought may have; a local model cannot be told. display: whether thoughts are told; they
+    are never summed up."""
 
     known: ClassVar = ("disabled", "enabled", "adaptive")
 
     type: Literal["disabled", "enabled", "adaptive"]
-    display: Literal["summarized"] | None = None
+    display: Literal["summarized", "omitted"] | None = None
     budget_tokens: Annotated[int, Field(ge=0, le=2**31)] | None = None
 
 

@@ -13,7 +13,7 @@ from paceline.serve.structured import ANY_OBJECT, schema_grammar, structured
 from paceline.serve.wire.chat import FunctionName
 from paceline.serve.wire.common import Name, Text, Wire, arguments, misfit, printable, refusal, up_to
 from paceline.serve.wire.generation import FOREIGN, Generation
-from paceline.serve.wire.typed import OfType, by_kind
+from paceline.serve.wire.typed import OfType, by_kind, in_words
 
 LOGPROBS, ENCRYPTED = "message.output_text.logprobs", "reasoning.encrypted_content"
 
@@ -45,15 +45,17 @@ Content = Annotated[
 _BELONG = {
     "message": ("role", "content"),
     "function_call": ("call_id", "name", "arguments"),
-    "function_call_output": ("call_id", "output"),
+    "function_call_output": ("output",),
     "reasoning": (),
 }
+_MAY_HAVE = {"reasoning": ("content",), "function_call_output": ("call_id", "name")}
 
 
 class Item(OfType):
     """A message, a call that the model made, what came of it, or what the model thought before either. id, status: of items that
     an earlier answer held. summary, encrypted_content: of a thought, whose content alone is read. parsed_arguments: what OpenAI's
-    clients read `arguments` as, and send back."""
+    clients read `arguments` as, and send back. namespace: of a function. An output without call_id is what an agent tells the
+    model by itself, under the name of a function."""
 
     known: ClassVar = tuple(_BELONG)
     reasons: ClassVar = {"item_reference": "nothing is stored here; send the items themselves, with 'store' false"}
@@ -66,8 +68,9 @@ class Item(OfType):
     content: Content | None = None
     call_id: Name | None = None
     name: FunctionName | None = None
+    namespace: FunctionName | None = None
     arguments: Text | None = None
-    output: Content | None = None
+    output: Annotated[Content | None, in_words(("input_image", "input_file"), "input_text")] = None
     parsed_arguments: Any = None
     summary: Annotated[list[Any], up_to(1024)] | None = None
     encrypted_content: Text | None = None
@@ -81,25 +84,45 @@ class Item(OfType):
         if any((part.type == "reasoning_text") != thought for part in _parts(self.content) + _parts(self.output)):
             raise misfit("content", "holds a part that belongs to another type of item")
         for field in ("role", "content", "call_id", "name", "arguments", "output"):
-            if thought and field == "content":
+            if field in _MAY_HAVE.get(self.type, ()):
                 continue
             if (getattr(self, field) is not None) != (field in _BELONG[self.type]):
                 needs = field in _BELONG[self.type]
                 raise misfit(field, f"{'is missing from' if needs else 'is no part of'} an item of type '{self.type}'")
+        if self.namespace is not None and self.name is None:
+            raise misfit("namespace", f"is no part of an item of type '{self.type}'")
+        if self.type == "function_call_output" and self.call_id is None and self.name is None:
+            raise misfit("call_id", f"is missing from an item of type '{self.type}'")
         return self
 
 
 class FunctionTool(OfType):
-    """A function that the model may call. parameters: the JSON schema of its arguments."""
+    """A function that the model may call. parameters: the JSON schema of its arguments. namespace, namespace_description: of the
+    tool of that type which lists it."""
 
-    known: ClassVar = ("function",)
+    known: ClassVar = ("function", "namespace")
     unsupported: ClassVar = {"defer_loading": "all tools are shown", "output_schema": "results are text"}
 
     type: Literal["function"]
     name: FunctionName
+    namespace: FunctionName | None = None
+    namespace_description: Text | None = None
     description: Text | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
+
+    @property
+    def own_name(self) -> str:
+        """The name by which the model calls it."""
+        return own_name(self.namespace, self.name)
+
+
+_OF_NAMESPACE = {"namespace", "namespace_description"}
+"""Fields of a function that it does not have itself."""
+
+
+def own_name(namespace: str | None, name: str) -> str:
+    return f"{namespace}__{name}" if namespace else name
 
 
 _HOSTED = ("web_search", "image_generation")
@@ -107,11 +130,19 @@ _HOSTED = ("web_search", "image_generation")
 in every request."""
 
 
-def _without_hosted(tools: Any) -> Any:
-    """The tools but for those of a server's own."""
+def _functions(tools: Any) -> Any:
+    """The functions among the tools, without those of a server's own, and with those of namespaces."""
     if not isinstance(tools, list):
         return tools
-    return [tool for tool in tools if not (isinstance(tool, dict) and str(tool.get("type")).startswith(_HOSTED))]
+    found = []
+    for tool in tools:
+        kind, within = (tool.get("type"), tool.get("tools")) if isinstance(tool, dict) else (None, None)
+        if kind == "namespace" and isinstance(within, list) and all(isinstance(one, dict) for one in within):
+            of = {"namespace": tool.get("name"), "namespace_description": tool.get("description")}
+            found += [{**one, **of} for one in within]
+        elif not str(kind).startswith(_HOSTED):
+            found.append(tool)
+    return found
 
 
 class ChosenTool(OfType):
@@ -193,7 +224,7 @@ class ResponsesRequest(Generation):
     instructions: Text | None = None
     max_output_tokens: Annotated[int, Field(ge=1, le=2**31)] | None = None
     text: TextOptions | None = None
-    tools: Annotated[Annotated[list[FunctionTool], up_to(128)] | None, BeforeValidator(_without_hosted)] = None
+    tools: Annotated[Annotated[list[FunctionTool], up_to(128)] | None, BeforeValidator(_functions)] = None
     tool_choice: (
         Annotated[
             Annotated[Literal["none", "auto", "required"], Tag("str")] | Annotated[ChosenTool, Tag("dict")],
@@ -250,12 +281,14 @@ class ResponsesRequest(Generation):
             if item.type == "message":
                 messages.append({"role": "system" if item.role == "developer" else item.role, "content": joined(item.content)})
             elif item.type == "function_call_output":
-                messages.append({"role": "tool", "tool_call_id": item.call_id, "content": joined(item.output)})
+                of = {"role": "user"} if item.call_id is None else {"role": "tool", "tool_call_id": item.call_id}
+                messages.append({**of, "content": joined(item.output)})
             else:
                 # calls are part of the message that the model wrote before them
                 if not (messages and messages[-1]["role"] == "assistant" and (calling or "tool_calls" not in messages[-1])):
                     messages.append({"role": "assistant", "content": ""})
-                function = {"name": item.name, "arguments": arguments(item.arguments or "")}
+                name = own_name(item.namespace, item.name or "")
+                function = {"name": name, "arguments": arguments(item.arguments or "")}
                 messages[-1].setdefault("tool_calls", []).append({"id": item.call_id, "type": "function", "function": function})
             calling = item.type == "function_call"
             if thought and messages[-1]["role"] == "assistant":
@@ -267,7 +300,30 @@ class ResponsesRequest(Generation):
     @property
     def plain_tools(self) -> list[dict[str, Any]]:
         """All tools in the form of chat completions."""
-        return [{"type": "function", "function": tool.model_dump(exclude={"type"})} for tool in self.tools or ()]
+        return [
+            {"type": "function", "function": {**tool.model_dump(exclude={"type"} | _OF_NAMESPACE), "name": tool.own_name}}
+            for tool in self.tools or ()
+        ]
+
+    @property
+    def namespaced(self) -> dict[str, tuple[str, str]]:
+        """By the names that the model calls, the namespaces of functions that have one, and their names there."""
+        return {tool.own_name: (tool.namespace, tool.name) for tool in self.tools or () if tool.namespace}
+
+    @property
+    def told_tools(self) -> list[dict[str, Any]]:
+        """`tools` as the response repeats them."""
+        told = list[dict[str, Any]]()
+        for tool in self.tools or ():
+            function = {"description": None, **tool.model_dump(exclude=_OF_NAMESPACE)}
+            if tool.namespace is None:
+                told.append(function)
+            elif told and told[-1]["type"] == "namespace" and told[-1]["name"] == tool.namespace:
+                told[-1]["tools"].append(function)
+            else:
+                named = {"type": "namespace", "name": tool.namespace, "description": tool.namespace_description or ""}
+                told.append({**named, "tools": [function]})
+        return told
 
     @property
     def allowed_tools(self) -> set[str] | None:

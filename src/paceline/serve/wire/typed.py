@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, ClassVar
 
-from pydantic import Discriminator, model_validator
+from pydantic import BeforeValidator, Discriminator, model_validator
 
 from paceline.serve.wire.common import Wire, printable, refusal
 
@@ -24,6 +24,22 @@ class OfType(Wire):
             none = f"there is no '{printable(kind)}' here, only {', '.join(cls.known)}"
             raise refusal("type", cls.reasons.get(kind, none))
         return values
+
+
+_UNSEEN = "[an image or a file, which this model cannot see]"
+
+
+def in_words(kinds: Collection[str], text: str) -> BeforeValidator:
+    """Replaces parts of these types by words, in the results of tools: an agent's tool may show a picture that nobody asked for,
+    and the whole conversation would be refused from then on. text: the type of a part that is text."""
+
+    def replaced(parts: Any) -> Any:
+        if not isinstance(parts, list):
+            return parts
+        words = {"type": text, "text": _UNSEEN}
+        return [words if isinstance(part, dict) and part.get("type") in kinds else part for part in parts]
+
+    return BeforeValidator(replaced)
 
 
 def by_kind(said: str) -> Discriminator:
