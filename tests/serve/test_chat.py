@@ -223,6 +223,20 @@ def test_stream_says_what_the_answer_says():
         assert own[-1]["stop_reason"] == "rld"
 
 
+def test_entries_of_a_chunk_are_those_of_its_text():
+    """guidance reads a chunk's text from them where it has several. An EOS has its own, beside the end."""
+    chunks = [chunk["choices"][0] for chunk in stream(FakeService(answer="hello", step=9), logprobs=True)]
+    text, end = [one for one in chunks if one["logprobs"]]
+    assert "".join(entry["token"] for entry in text["logprobs"]["content"]) == text["delta"]["content"] == "hello"
+    assert (end["delta"], end["finish_reason"], len(end["logprobs"]["content"])) == ({}, "stop", 1)
+
+
+def test_one_grammar_may_be_given_by_both_names():
+    grammar = "start: /a+/"
+    given = {"guided_grammar": grammar, "structured_outputs": {"grammar": grammar}, "guided_decoding_backend": "guidance"}
+    assert asked(**given).params.grammar == asked(guided_grammar=grammar).params.grammar
+
+
 def test_usage_of_a_stream():
     chunks = stream(FakeService(), stream_options={"include_usage": True}, prediction={"type": "content", "content": "hell"})
     assert all(chunk["usage"] is None for chunk in chunks[:-1])

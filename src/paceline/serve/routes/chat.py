@@ -147,8 +147,13 @@ async def _streamed(
         answer.add(delta)
         said = speeches[at].delta(delta.text, ended=delta.ending is not None)
         choice: dict[str, Any] = {"index": at, "delta": said, "logprobs": None, "finish_reason": None}
+        last_entries = list[dict[str, Any]]()
         if delta.logprobs:
-            choice["logprobs"] = {"content": chat_entries(service, delta.logprobs), "refusal": None}
+            entries = chat_entries(service, delta.logprobs)
+            if delta.ending is not None and not service.decode([delta.logprobs[-1].token]):
+                # an EOS has no text, but a name, which clients would show that read a chunk's text from its entries
+                last_entries = [entries.pop()]
+            choice["logprobs"] = {"content": entries, "refusal": None} if entries else None
         if fields.return_token_ids:
             choice["token_ids"] = list(delta.tokens)
         beside = delta.logprobs or delta.steps or (delta.tokens and (fields.return_token_ids or chunks.silent_deltas))
@@ -157,6 +162,8 @@ async def _streamed(
         answer.forget_logprobs()
         if delta.ending is not None:
             last = {"index": at, "delta": {}, "logprobs": None, "finish_reason": speeches[at].finish_reason(answer)}
+            if last_entries:
+                last["logprobs"] = {"content": last_entries, "refusal": None}
             yield chunks.of(last | {"stop_reason": answer.stop_reason}, Delta())
     for chunk in chunks.last():
         yield chunk

@@ -76,7 +76,7 @@ class Message(Wire):
     refusal: Text | None = None
     parsed: Any = None
     annotations: Annotated[list[Any], up_to(0)] | None = None
-    tool_calls: Annotated[list[ToolCall], up_to(128)] | None = None
+    tool_calls: Annotated[list[ToolCall], up_to(1024)] | None = None
     tool_call_id: Name | None = None
     reasoning: Text | None = None
     reasoning_content: Text | None = None

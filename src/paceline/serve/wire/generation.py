@@ -114,6 +114,7 @@ class Extensions(Wire):
     guided_json: dict[str, Any] | Annotated[str, Field(max_length=65536)] | None = None
     guided_regex: Annotated[str, Field(max_length=65536)] | None = None
     guided_grammar: Annotated[str, Field(max_length=65536)] | None = None
+    guided_decoding_backend: Name | None = None
     guided_choice: Annotated[list[Annotated[str, Field(min_length=1, max_length=4096)]], up_to(256, least=1)] | None = None
 
 
@@ -200,7 +201,6 @@ FOREIGN = {
     "allowed_token_ids": "use logit_bias or a grammar",
     "bad_words": "use logit_bias",
     "logits_processors": "no code is taken from a request",
-    "guided_decoding_backend": "there is one",
     "guided_whitespace_pattern": "write it into the grammar",
     "thinking_token_budget": "thoughts are not bounded apart from the answer: use max_tokens",
     "lora": "there are no adapters",
