@@ -106,11 +106,11 @@ bench: $(if $(filter benchmarks,$(RECORDS)),bench-once) setup
 		$(BIN)/paceline bench --threads $$threads --draft auto --draft ngram $(MODEL_DRAFT) --limit 4 --batch 4,16 --repeats 9 --out $(RECORDS) && \
 		$(BIN)/paceline bench --threads $$threads $(GROWN) --weights int8 --peers $(OTHERS) --batch 4,16 --out $(RECORDS) && \
 		$(BIN)/paceline bench --threads $$threads $(GROWN) --weights fp32 --peers transformers,$(OTHERS) --out $(RECORDS) && \
-		for weights in fp16 w16a16 w8a8; do \
+		for weights in fp16 w16a16 w8a8 w4a8; do \
 			$(BIN)/paceline bench --threads $$threads $(GROWN) --weights $$weights --peers $(OTHERS) --out $(RECORDS) || exit; \
 		done || exit; \
 	done
-	for weights in int8 int4; do \
+	for weights in int8 int4 w4a8; do \
 		$(BIN)/paceline bench --threads $(lastword $(THREADS)) $(LARGER) --weights $$weights --peers $(OTHERS) --out $(RECORDS) || exit; \
 	done
 	$(BIN)/paceline bench --name methods $(SIDE) --repeats 3 $(patsubst %,--draft '%',$(DRAFTERS)) --out $(RECORDS)

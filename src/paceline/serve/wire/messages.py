@@ -349,6 +349,7 @@ class TokenCount(BaseModel):
 class MessageError(BaseModel):
     type: str
     message: str
+    details: dict[str, Any] | None = None
 
 
 class MessageErrorBody(BaseModel):
