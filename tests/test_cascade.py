@@ -31,7 +31,7 @@ from paceline.lookups.alignment import Alignment
 from paceline.lookups.counts import Counts
 from paceline.lookups.ngram_pool import NgramPool
 from paceline.models.base import LanguageModel, Scores
-from paceline.params import SamplingParams
+from paceline.params import Grammar, SamplingParams
 from paceline.policies.fixed import FixedPolicy
 from paceline.sequence import Sequence
 from paceline.spec import SpecError
@@ -411,3 +411,60 @@ def test_an_answer_that_ended_is_remembered_inside_a_cascade_of_a_cascade() -> N
     probe = Sequence(99, (1, 2, 3, 1, 2), SamplingParams(), 0)
     (tree,) = suffix.propose([probe], [Budget(8, 8)])
     assert tree.tokens[1:4] == tuple(sequence.generated[:3]), "what followed this prompt in the first answer"
+
+
+class Alternating:
+    """A constraint whose tokens depend on how many were drafted."""
+
+    def allowed(self, ancestors: tuple[int, ...]) -> np.ndarray:
+        mask = np.zeros(6, bool)
+        mask[[len(ancestors) % 2 * 3, len(ancestors) % 2 * 3 + 1]] = True
+        return mask
+
+    def checked(self, tokens: tuple[int, ...]) -> int:
+        return len(tokens)
+
+    readable = checked
+
+    def forced(self, ancestors: tuple[int, ...]) -> tuple[int, ...]:
+        return ()
+
+    def commit(self, tokens: tuple[int, ...]) -> None: ...
+
+    def over(self, ancestors: tuple[int, ...]) -> None: ...
+
+
+def test_a_cascade_drafts_within_the_grammar_of_the_request() -> None:
+    alone, pair = models(MixedDrafter)
+    one = Sequence(0, (1, 2, 3), SamplingParams(max_tokens=24, grammar=Grammar(kind="regex", text="a*")), 20)
+    one.constraint = Alternating()
+    found = [extended(model, [one], 5, model.new_cache())[0].tokens for model in (alone, pair)]
+    assert found[0] == found[1]
+
+
+def test_nothing_is_left_of_a_request_that_was_forked_and_drafted_nothing() -> None:
+    _, pair = models(MixedDrafter)
+    cache = pair.new_cache()
+    extended(pair, [Sequence(0, (1, 2, 3), PARAMS[0], 20)], 5, cache)
+    cache.fork(0, 1, 2)
+    cache.release(1)
+    cache.release(0)
+    assert not pair._seen
+    assert not pair._shadows
+    assert not pair._requests
+
+
+def test_a_shadow_keeps_no_sources_and_no_drafts_that_came_to_nothing() -> None:
+    request = Sequence(0, (1, 2, 3), PARAMS[0], 20)
+    shadow = _Shadow.of(request)
+    for _ in range(9):
+        shadow.sequence.commit((4, 5), ("a", "a"))
+        shadow.follow(request)
+    assert len(shadow.sequence.sources) <= 2
+    request.commit((4, 5, 6), ())
+    shadow = _Shadow.of(request)
+    # as an interrupt may leave it
+    shadow.sequence.take_back(4)
+    request.commit((7,), ())
+    shadow.follow(request)
+    assert shadow.sequence.tokens == request.tokens

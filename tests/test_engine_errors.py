@@ -382,3 +382,18 @@ def test_the_reference_drafter_holds_nothing_of_ended_requests() -> None:
         ended(engine, [sequence])
     assert engine.prefixes.kept_tokens > 0
     assert engine.speculative.drafter.held_bytes == 0
+
+
+def test_a_request_that_ended_in_a_step_that_failed_is_told_of_when_all_are_aborted(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = engine_of(TableModel(6))
+    one, end = engine.add((1, 2), SamplingParams(max_tokens=1)), engine.prefixes.end
+
+    def interrupted(sequence: Sequence) -> None:
+        end(sequence)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(engine.prefixes, "end", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        engine.step()
+    assert one.finish_reason == "length"
+    assert [progress.sequence for progress in engine.abort_all()] == [one]

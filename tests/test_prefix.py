@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Many
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,6 +15,7 @@ from paceline.drafters.merge import MergedDrafter
 from paceline.drafters.model import ModelDrafter
 from paceline.engine.engine import Engine
 from paceline.engine.llm import LLM
+from paceline.engine.prefix import Prefixes
 from paceline.engine.scheduler import Limits
 from paceline.params import SamplingParams
 from paceline.sequence import Sequence
@@ -380,3 +382,69 @@ def test_drafters_bytes_are_summed_once_per_ended_request(monkeypatch: pytest.Mo
             engine.prefixes._most_bytes = engine.speculative.cache.held_bytes * 7 // 6
     assert len(engine.prefixes._ended) == 3
     assert len(counted) == 6
+
+
+def test_a_preempted_request_counts_no_tokens_of_its_own_answer_as_cached() -> None:
+    engine = sharing(TableModel(6, seed=3), cache_tokens=60, batch=2)
+    _, second = (engine.add([1, 2, 3, 4, 5] * 2, LONG) for _ in range(2))
+    drain(engine)
+    assert engine.scheduler.preemptions
+    assert second.cached_tokens < 10
+
+
+class Store:
+    """A cache, or a drafter, of ten bytes per token that says what it was copied from."""
+
+    def __init__(self) -> None:
+        self.held, self.forked = dict[int, int](), list[int]()
+
+    def length(self, key: int) -> int:
+        return self.held.get(key, 0)
+
+    def fork(self, key: int, new_key: int, length: int) -> None:
+        self.forked.append(key)
+        self.held[new_key] = min(self.length(key), length)
+
+    def truncate(self, key: int, length: int) -> None:
+        self.held[key] = min(self.length(key), length)
+
+    def settle(self, key: int) -> None: ...
+
+    def shrink(self, key: int) -> None: ...
+
+    @property
+    def held_bytes(self) -> int:
+        return 10 * sum(self.held.values())
+
+    sequence_bytes = held_bytes
+
+
+def stored(most_bytes: int, *texts: Many[int]) -> tuple[Prefixes, Store]:
+    """Prefixes that keep these texts, as far as there is room, and their cache."""
+    cache, drafter = Store(), Store()
+
+    def release(key: int) -> None:
+        cache.held.pop(key, None)
+        drafter.held.pop(key, None)
+
+    policy = SimpleNamespace(fork=lambda *_: None)
+    prefixes = Prefixes(SimpleNamespace(cache=cache, drafter=drafter, policy=policy, release=release), 2, most_bytes)  # pyright: ignore[reportArgumentType]
+    for key, text in enumerate(texts):
+        one = Sequence(key, tuple(text), SamplingParams(), 0)
+        prefixes.begin(one, 999)
+        cache.held[key] = drafter.held[key] = len(text)
+        prefixes.end(one)
+    return prefixes, cache
+
+
+def test_no_more_texts_are_dropped_than_must_be() -> None:
+    prefixes, _ = stored(800, *([key] * 10 for key in range(5)))
+    assert prefixes.kept_tokens == 40
+
+
+def test_of_texts_that_begin_alike_the_shortest_is_copied() -> None:
+    """A cache that keeps states copies all of a text."""
+    prefixes, cache = stored(10**9, [1, 2, 3, 4, 5, *[6] * 5], [1, 2, 3, 4, 5, *[7] * 40])
+    cache.forked.clear()
+    prefixes.begin(Sequence(2, (1, 2, 3, 4, 5, 8), SamplingParams(), 0), 999)
+    assert cache.forked == [0]

@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 from collections import Counter
 from dataclasses import asdict
+from typing import Any
 
 from hypothesis import given, strategies as st
 
+from fakes import ChainDrafter, FakeTokenizer, TableModel
 from paceline.budget import NOTHING
 from paceline.drafting import Work
 from paceline.params import SamplingParams
 from paceline.sequence import Sequence, Speculation
+from paceline.speculative import Outcome
+from serving import engine_of
 
 
 @given(st.lists(st.tuples(st.integers(1, 9), st.integers(0, 9)), max_size=30))
@@ -52,3 +56,27 @@ def test_a_recomputed_token_of_the_answer_is_not_counted_as_a_prompt_row() -> No
     one.commit((4, 5), ())
     assert Work(one, 4, 1, NOTHING).rows == Work(one, 3, 2, NOTHING).rows == 1
     assert Work(one, 0, 5, NOTHING).rows == 5, "a preempted sequence reads all of it again"
+
+
+def whole(**params: Any) -> tuple[Sequence, list[Outcome]]:
+    """A request whose drafts are all right, in an engine, with its outcomes."""
+    model = TableModel(6, seed=3)
+    engine = engine_of(model, ChainDrafter(model, depth=6))
+    one = engine.add((1, 2, 3), SamplingParams(max_tokens=40, ignore_eos=True, **params))
+    outcomes = []
+    while engine.has_work:
+        outcomes += [progress.outcome for progress in engine.step()]
+    return one, outcomes
+
+
+def test_accepted_tokens_by_depth_are_those_of_all_steps_though_a_stop_string_cuts_the_last() -> None:
+    text = FakeTokenizer.of_letters(6).decode(whole()[0].generated)
+    count = whole(stop=(text[9],))[0].speculation
+    assert count.accepted_tokens == sum(depth * steps for depth, steps in count.accepted_to.items())
+
+
+def test_nothing_is_drafted_behind_the_end_of_a_text() -> None:
+    one, outcomes = whole(stop_token_ids={whole()[0].generated[9]})
+    trees = [outcome.tree for outcome in outcomes if outcome.tree is not None]
+    assert trees
+    assert all(one.stop_ids.isdisjoint(tree.tokens[1:-1]) for tree in trees)

@@ -12,6 +12,7 @@ from tokenizers import AddedToken, Tokenizer as Backend, decoders
 from tokenizers.models import BPE
 
 from fakes import ChainDrafter, FakeTokenizer, FallbackTokenizer, SpacedTokenizer, TableModel
+from paceline.engine.stop_strings import StopString
 from paceline.engine.stops import StopChecker
 from paceline.engine.text import TextStream
 from paceline.params import SamplingParams
@@ -485,3 +486,16 @@ class Shown(FakeTokenizer):
         return "".join(
             "" if t in self.special and skip_special_tokens else super(Shown, self).decode([t]) or "<end>" for t in ids
         )
+
+
+def test_the_beginnings_of_a_stop_string_are_tried_one_within_another() -> None:
+    assert StopString("aaabx").read("aaabaabx") is None
+
+
+def test_a_stop_string_that_only_the_end_of_the_text_completes_is_named() -> None:
+    """Half a character becomes U+FFFD once no other half may follow."""
+    checker = StopChecker(FakeTokenizer([b"\xc3"] * 6), 100)  # pyright: ignore[reportArgumentType]
+    one = Sequence(0, (1,), SamplingParams(max_tokens=1, stop=("\ufffd",)), 0)
+    checker.begin(one)
+    assert checker.cut(one, Verdict((), (2,))).finish == "stop"
+    assert one.stop == "\ufffd"

@@ -320,6 +320,7 @@ LONG = "words and\nlines " * 20_000
         ("f.py", LONG, [LONG]),
         ("g", "a name without an end", ["a name without an end"]),
         ("h.jsonl", json.dumps({"messages": CONVERSATION}), ["Hello.\nIn parts."]),
+        ("j.jsonl", json.dumps({"text": "word " + "x" * 200_000}), ["word " + "x" * 200_000]),
         ("i.jsonl", "\n".join(json.dumps({"text": text}) for text in (LONG, "x" * 200_000, "")), [LONG, "x" * 200_000, ""]),
     ],
 )

@@ -328,3 +328,18 @@ def test_the_confidence_policy_does_not_deepen_a_model_that_drafts_whole_chains(
     for policy, levels in (("confidence", 4), ("bass", 32)):
         around = replace(surroundings(), load=lambda path: (model, tokenizer), deepest=build_policy(policy).deepest)
         assert drafter_of("model:somewhere", around).budget.depth == levels
+
+
+def test_a_model_is_not_asked_about_a_text_with_a_token_that_it_lacks() -> None:
+    """Its vocabulary ends at 7, the target's at 9."""
+    drafter = ModelDrafter(TableModel(7, seed=1), 9, Options(path="x"))
+    for token, drafts in ((6, True), (7, False)):
+        (tree,) = drafter.propose([Sequence(token, (1, 2, token), SAMPLED, 0)], [drafter.budget])
+        assert (len(tree) > 1) is drafts
+
+
+def test_a_text_is_cut_without_taking_drafts_for_text() -> None:
+    drafter = ModelDrafter(TableModel(7, seed=1), 7, Options(path="x", depth=4))
+    drafter.propose([Sequence(0, (1, 2, 3, 4, 5), SAMPLED, 7)], [drafter.budget])
+    drafter.truncate(0, 7)
+    assert drafter._cache.length(0) <= 5

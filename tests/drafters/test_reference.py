@@ -12,7 +12,7 @@ from hypothesis import given, settings, strategies as st
 from following import proposed, request, rows, step, steps, tau
 from paceline import LLM, SamplingParams
 from paceline.budget import Budget
-from paceline.drafters.reference import Options, ReferenceDrafter, build
+from paceline.drafters.reference import Options, ReferenceDrafter, _Pointer, build
 from paceline.engine.engine import RequestError
 from paceline.lookups import alignment
 from paceline.lookups.alignment import Alignment, Reference
@@ -378,3 +378,14 @@ def test_a_file_that_cannot_be_used_is_refused_in_a_sentence(
         LLM(str(folder), f'{method}:"{file}"')
     assert "\n" not in str(caught.value)
     assert str(file) in str(caught.value)
+
+
+def test_a_text_that_is_cut_again_and_again_is_not_read_from_its_beginning() -> None:
+    """As in a cascade, where drafts are read and cut in every step."""
+    text = list(range(1, 200))
+    pointer = _Pointer(Alignment(Reference(text), ()))
+    pointer.follow(text[:100])
+    pointer.follow(text)
+    assert pointer.cut(150)
+    pointer.follow([*text[:150], 7, 7, 7])
+    assert pointer.cut(150)

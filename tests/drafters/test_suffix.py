@@ -309,3 +309,11 @@ def test_forgetting_clears_what_past_answers_taught() -> None:
     assert drafter.held_bytes > 0
     drafter.forget()
     assert drafter.held_bytes == 0
+
+
+def test_a_state_that_cannot_be_copied_does_not_stay_with_a_kept_text() -> None:
+    drafter, one = SuffixDrafter(Options(past=0)), Sequence(0, (1, 2, 3, 1, 2), SamplingParams(), 0)
+    drafter.propose([one], [drafter.budget])
+    assert drafter.sequence_bytes
+    drafter.settle(0)
+    assert not drafter.sequence_bytes

@@ -221,3 +221,13 @@ def test_a_look_up_costs_what_it_takes_for_one_request_that_it_knows(requests: i
     while engine.has_work:
         engine.step()
     assert costs.draft_s("scripted", 4, 1) == pytest.approx(1.0, rel=1e-3), "the last tokens of an answer do not lower the cost"
+
+
+def test_a_draft_for_a_request_that_is_new_among_known_ones_teaches_nothing_about_its_levels() -> None:
+    """It reads a prompt too."""
+    costs = Costs()
+    costs.measured("m", 4, 2, 1.0)
+    costs.drafted("m", 4, {1: 100, 2: 100}, 1.0)
+    before = costs.draft_s("m", 4, 2)
+    costs.drafted("m", 4, {3: 5000, 2: 101}, 50.0)
+    assert costs.draft_s("m", 4, 2) == before

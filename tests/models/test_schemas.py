@@ -38,6 +38,9 @@ def needing(*alternatives: str, **more: Any) -> dict[str, Any]:
     }
 
 
+A, B = needing("a", "b")["oneOf"]
+
+
 @pytest.mark.parametrize(
     ("schema", "wanted"),
     [
@@ -54,6 +57,13 @@ def needing(*alternatives: str, **more: Any) -> dict[str, Any]:
         ({"oneOf": [ONE, {"type": ["null", "integer"]}]}, {"oneOf": [CLOSED, {"type": ["null", "integer"]}]}),
         ({"oneOf": [ONE]}, {"oneOf": [CLOSED]}),
         (needing("a", "b"), needing("a", "b", additionalProperties=False)),
+        (
+            {"$defs": {"a b": A, "c d": B}, "oneOf": [{"$ref": "#/$defs/a%20b"}, {"$ref": "#/$defs/c%20d"}]},
+            {
+                "$defs": {name: {**one, "additionalProperties": False} for name, one in (("a b", A), ("c d", B))},
+                "oneOf": [{"$ref": "#/$defs/a%20b"}, {"$ref": "#/$defs/c%20d"}],
+            },
+        ),
         (needing("ia", "ib", "ic"), needing("ia", "ib", "ic", additionalProperties=False)),
         (tagged("const", "x", "y"), tagged("const", "x", "y", additionalProperties=False)),
         (tagged("enum", ["x"], ["y", "z"]), tagged("enum", ["x"], ["y", "z"], additionalProperties=False)),
@@ -87,6 +97,12 @@ def test_objects_with_named_properties_get_additional_properties_false(schema: A
         {"oneOf": [ONE, {"properties": {"b": {"type": "integer"}}}]},
         {"oneOf": [ONE, *({"const": number} for number in range(32))]},
         needing("a", "ab"),
+        # an integer is a number
+        {"oneOf": [{**A, "properties": {"a": {"type": kind}, kind: {}}} for kind in ("integer", "number")]},
+        # a property that may be absent tells nothing apart
+        {"oneOf": [{"type": "object", "properties": {"k": {"const": n}, f"p{n}": {}}, "required": []} for n in (1, 2)]},
+        # both describe the same property
+        {"allOf": [{"properties": {"a": {"properties": {name: {}}}}} for name in "xy"]},
         {**needing("a", "b"), "properties": {"c": needing("c", "cd")}, "additionalProperties": {}},
         # the first one stays open beside properties, and may have what the second requires
         {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from random import Random
 from types import ModuleType
 
@@ -21,9 +22,11 @@ from paceline.sequence import Sequence
 from paceline.step import Verdict
 from paceline.tree import DraftTree, Proposal
 from paceline.trials import Group, ProposalError, recorded
+from paceline.verifiers import k_seq
 from paceline.verifiers.base import Exactness, Verifier
 from paceline.verifiers.contrastive import Contrastive
 from paceline.verifiers.lenient import Lenient
+from paceline.verifiers.relaxed import Options as RelaxedOptions, Relaxed
 
 EXACT = [row.example for row in VERIFIERS.values() if build_verifier(row.example).exactness]
 PLAIN = SamplingParams(temperature=1.0)
@@ -411,3 +414,19 @@ def test_a_block_does_not_ask_what_follows_a_token_that_cannot_pass() -> None:
     verdict = judged("block", sequence_of(PLAIN), tree, logits)
     assert verdict.path == ()
     assert verdict.tokens[0] != 2
+
+
+@pytest.mark.parametrize("top", [1, 3])
+@pytest.mark.parametrize("size", [20, 100, 1000])
+def test_of_equal_scores_relaxed_takes_the_first(size: int, top: int) -> None:
+    """With one it is the greedy choice."""
+    worth = Relaxed(RelaxedOptions(top=top)).worth(np.full(size, 1 / size))
+    assert np.flatnonzero(worth > -np.inf).tolist() == [*range(top)]
+
+
+def test_only_draws_of_one_source_from_one_proposal_are_tested_together() -> None:
+    probs = np.array([0.25, 0.75])
+    one = Group((1,), (0,), Proposal.IID, probs, source="a")
+    alike = (replace(one, nodes=(2,)), True), (replace(one, source="b"), False), (replace(one, proposal_probs=probs[::-1]), False)
+    for other, together in alike:
+        assert k_seq._alike(one, other) is together
