@@ -11,7 +11,8 @@ import typer
 from paceline.cli.bench_serve import bench_serve
 from paceline.cli.groups import DefaultGroup
 from paceline.cli.options import Json, KVCache, Lossy, MaxTokens, Model, Weights, path_option
-from paceline.cli.terminal import err, fail, out, tell_json
+from paceline.cli.records import told
+from paceline.cli.terminal import err, fail
 from paceline.interrupts import raise_again
 
 if TYPE_CHECKING:
@@ -87,15 +88,7 @@ def bench_drafts(
         writable(out_dir)
         check_place(*_planned(settings), out_dir)
     record = run(settings, watched(err, quiet=as_json))
-    # first, since printing fails if the reader of a pipe has left
-    file = written(record, out_dir) if out_dir is not None else None
-    if as_json:
-        tell_json(record)
-    else:
-        show(out, record)
-    if file is not None:
-        # last, since plots need a package that may be missing
-        plot(record, file.with_suffix(""))
+    told(record, out_dir, as_json, written, show, plot)
     raise typer.Exit(0 if record["equal"] else 1)
 
 

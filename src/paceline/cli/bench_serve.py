@@ -9,7 +9,8 @@ from typing import Annotated
 import typer
 
 from paceline.cli.options import Json, MaxTokens, Temperature, path_option
-from paceline.cli.terminal import err, out, tell_json
+from paceline.cli.records import told
+from paceline.cli.terminal import err
 from paceline.interrupts import raise_again
 
 
@@ -111,13 +112,7 @@ def bench_serve(
     if out_dir is not None:
         writable(out_dir)
     record = run(settings, ["paceline", *sys.argv[1:]], watched(err, quiet=as_json))
-    file = written(record, out_dir) if out_dir is not None else None
-    if as_json:
-        tell_json(record)
-    else:
-        show(out, record)
-    if file is not None:
-        plot(record, file.with_suffix(""))
+    told(record, out_dir, as_json, written, show, plot)
     answered = sum(found["answered"] for level in record["levels"] for found in level["bodies"].values())
     held = record["find_rate"] is None or record["find_rate"]["held_per_s"] is not None
     raise typer.Exit(0 if answered and held else 1)
