@@ -82,7 +82,8 @@ class Comparisons:
         for one, other in combinations(alternatives, 2):
             both = one.place, other.place
             if both not in self._needs_closing:
-                self._needs_closing[both] = False if one.excludes(other) else True if one.excludes_closed(other) else None
+                needs = not one.excludes(other)
+                self._needs_closing[both] = None if needs and not one.excludes_closed(other) else needs
             if (needs := self._needs_closing[both]) is None:
                 return None
             if needs:

@@ -66,12 +66,15 @@ def _shared(places: Mapping[str, Mapping[str, Any]]) -> set[str]:
     beside properties, alternatives of a `oneOf` that may hold of one value, and so on recursively."""
     shared = set[str]()
     _share([place for place, schema in places.items() if _parts(schema) > 1], places, shared)
-    comparisons = Comparisons()
+    comparisons, alternatives = Comparisons(), dict[str, Alternative]()
     unions = dict[str, tuple[list[str], set[str] | None]]()
     for place, schema in places.items():
         if isinstance(schema.get("oneOf"), list):
             below = [_followed(f"{place}/oneOf/{at}", places) for at in range(len(schema["oneOf"]))]
-            unions[place] = below, comparisons.relied_on([_alternative(one, places) for one in below])
+            for one in below:
+                # several `oneOf` may refer to it
+                alternatives[one] = alternatives.get(one) or _alternative(one, places)
+            unions[place] = below, comparisons.relied_on([alternatives[one] for one in below])
     while open_ := [place for place, (_, relied) in unions.items() if relied is None or not relied.isdisjoint(shared)]:
         for place in open_:
             _share(unions.pop(place)[0], places, shared)
