@@ -75,6 +75,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "gpt2": _GPT,
     "mixtral": _EXPERTS,
     "deepseek_v3": {**_EXPERTS, **_LATENT},
+    "deepseek_v32": {**_EXPERTS, **_LATENT, "index_n_heads": 2, "index_head_dim": 16},
     "gpt_oss": {**_MIXED, **_EXPERTS},
     "afmoe": {**_MIXED, **_EXPERTS, "num_dense_layers": 1, "num_experts": 4},
     "falcon": {"alibi": False, "new_decoder_architecture": False},

@@ -406,6 +406,12 @@ def test_the_context_ends_where_a_longrope_changes(parameters: dict[str, Any] | 
     assert context_length(config) == length
 
 
+def test_the_context_ends_where_sparse_attention_begins_to_select(tmp_path: Path) -> None:
+    """Past `index_topk` tokens transformers contradicts itself: whole, in chunks and token by token, it selects other tokens."""
+    save_tiny(tmp_path, kind="deepseek_v32", index_topk=24)
+    assert load_model(tmp_path).context_length == 24
+
+
 STRETCHED: dict[str, tuple[dict[str, Any], dict[str, Any], int]] = {
     "Qwen2.5, as its page says": ({"max_position_embeddings": 256}, {"type": "yarn", "factor": 4.0, _ORIGINAL: 256}, 1024),
     "Qwen3, with room for answers": ({"max_position_embeddings": 320}, {"type": "yarn", "factor": 4.0, _ORIGINAL: 256}, 1024),

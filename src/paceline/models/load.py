@@ -174,8 +174,8 @@ def packs_weights(name: str | Path) -> bool:
 
 
 def context_length(config: Any) -> int:
-    """Context length in tokens: as the configuration states it, or as its rotation stretches it, but at most the range of a
-    longrope's short factors, or the length up to which dual chunk attention does not apply.
+    """Context length in tokens: as the configuration states it, or as its rotation stretches it, but at most the length up to
+    which a text is computed in one and the same way (`_lengths_of_one_way`).
 
     Raises ModelError if the configuration cannot be read.
     """
@@ -183,7 +183,7 @@ def context_length(config: Any) -> int:
         text = config.get_text_config()
         named = [getattr(text, name, None) for name in _CONTEXT_NAMES]
         lengths = [length for length in named if isinstance(length, int) and length > 0] or [_UNSTATED_CONTEXT]
-        return min([max([lengths[0], *_stretched_lengths(text, lengths)]), *_original_lengths(text)])
+        return min([max([lengths[0], *_stretched_lengths(text, lengths)]), *_lengths_of_one_way(text)])
     # such as a configuration that states it per layer
     except Exception as error:
         raise ModelError(f"the configuration does not say how long a text may be: {sentence(error)}") from error
@@ -213,8 +213,9 @@ def _stretched_lengths(text: Any, lengths: list[int]) -> list[int]:
     return found
 
 
-def _original_lengths(text: Any) -> list[int]:
-    """The lengths up to which each longrope of a configuration uses its short factors, or dual chunk attention is not used."""
+def _lengths_of_one_way(text: Any) -> list[int]:
+    """The lengths past which a model would compute a text in another way: up to them a longrope uses its short factors, chunks
+    are not used, and sparse attention selects every token."""
     # transformers chooses the factors (PhiMoE: the scales of any rotation) for all rows of a call by their largest position:
     # past that length a text would depend on its neighbours, on drafts, and on how its prompt is chunked
     switching = [one for one in _rotations(text) if one.get("rope_type") == "longrope" or "long_mscale" in one]
@@ -222,7 +223,11 @@ def _original_lengths(text: Any) -> list[int]:
     chunks = getattr(text, "dual_chunk_attention_config", None)
     if isinstance(chunks, dict):
         switching.append(chunks)
-    return [end for end in (original_length(text, one) for one in switching) if end is not None]
+    ends = [original_length(text, one) for one in switching]
+    # past that length DeepSeek's sparse attention (DeepSeek-V3.2, GLM-5) selects the tokens that its indexer scores highest;
+    # many scores are exactly 0, and which of equals are selected depends on the shape of the call
+    ends.append(getattr(text, "index_topk", None))
+    return [end for end in ends if isinstance(end, int) and end > 0]
 
 
 def _asked(architecture: Any, config: Any) -> int:
