@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from commandline import run, save_pair
+from commandline import believe_drafts, run, save_pair
 from paceline import LLM
 
 
@@ -150,19 +150,7 @@ def test_check_exits_0_when_lossless_and_3_when_nothing_was_drafted(monkeypatch,
 
 
 def test_check_exits_1_and_says_where_when_the_text_differs(monkeypatch, capsys, models, tmp_path: Path) -> None:
-    """With a verifier that accepts every drafted token."""
-    from paceline.step import Verdict
-    from paceline.verifiers.match import Match
-
-    def gullible(self, sequences, trees, logits):
-        verdicts = []
-        for tree, rows in zip(trees, logits, strict=True):
-            path = tree.path(len(tree) - 1)
-            tokens = (*(tree.tokens[node] for node in path), int(rows[path[-1] if path else 0].argmax()))
-            verdicts.append(Verdict(path, tokens, len(path)))
-        return verdicts
-
-    monkeypatch.setattr(Match, "__call__", gullible)
+    believe_drafts(monkeypatch)
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("the thin thing\n")
     target, draft = models

@@ -33,16 +33,14 @@ from paceline.zoo.options import Options
 from paceline.zoo.pack import IGNORED, Stream, build_pool, fill, inputs_and_targets, pieces
 from paceline.zoo.plot import plot_losses
 from paceline.zoo.sources import (
+    TAGGED,
     Corpus,
     built_in,
     from_files,
     official_spelling,
-    tagged_e2e,
-    tagged_gsm8k,
-    tagged_sql,
     without_calculator,
 )
-from paceline.zoo.stages import Workshop, make_draft, make_target, make_tokenizer
+from paceline.zoo.stages import Workshop, make_model, make_tokenizer
 from paceline.zoo.tokenizer import train_tokenizer
 from paceline.zoo.train import app
 from shared import DATA, WHY
@@ -115,8 +113,8 @@ def workshop(text_file: Path, out: Path) -> Workshop:
 def trained(text_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Workshop:
     """A target and a draft, each trained without a pause."""
     made = workshop(text_file, tmp_path_factory.mktemp("run"))
-    make_target(made, None, 1e9)
-    make_draft(made, None, 1e9)
+    make_model(made, "target", None, 1e9)
+    make_model(made, "draft", None, 1e9)
     return made
 
 
@@ -137,14 +135,13 @@ def test_training_lowers_the_loss(trained: Workshop) -> None:
 @pytest.mark.parametrize("stage", ["target", "draft"])
 def test_a_resumed_run_equals_an_uninterrupted_one(trained: Workshop, text_file: Path, tmp_path: Path, stage: str) -> None:
     halting = workshop(text_file, tmp_path)
-    make = make_target if stage == "target" else make_draft
     if stage == "draft":
         (tmp_path / "target").symlink_to(trained.out / "target")
-    make(halting, 3, 1e9)
+    make_model(halting, stage, 3, 1e9)
     paused = checkpoint.latest(tmp_path / stage)
     assert paused is not None
     assert paused.name == "step-000003"
-    make(workshop(text_file, tmp_path), None, 1e9)
+    make_model(workshop(text_file, tmp_path), stage, None, 1e9)
     expected, found = weights(trained, stage), weights(halting, stage)
     assert expected.keys() == found.keys()
     assert all(torch.equal(expected[name], found[name]) for name in expected)
@@ -224,12 +221,12 @@ def test_schedule_warms_up_stays_and_decays() -> None:
 
 
 ANSWERED = [
-    (tagged_e2e("name[The Mill], priceRange[£20-25]"), "The Mill costs £20-25."),
-    (tagged_sql("How many players scored 21 points?"), "SELECT COUNT PLAYER FROM TABLE"),
-    (tagged_gsm8k("Tom has 3 bags of 4 apples?"), "3*4 = 12 apples.\n#### 12"),
-    (tagged_gsm8k("How many?"), "$5 remain"),
-    (tagged_gsm8k("How many?"), "48/2"),
-    (tagged_e2e("name[Café]"), "(closed)"),
+    (TAGGED["e2e"].format("name[The Mill], priceRange[£20-25]"), "The Mill costs £20-25."),
+    (TAGGED["sql"].format("How many players scored 21 points?"), "SELECT COUNT PLAYER FROM TABLE"),
+    (TAGGED["gsm8k"].format("Tom has 3 bags of 4 apples?"), "3*4 = 12 apples.\n#### 12"),
+    (TAGGED["gsm8k"].format("How many?"), "$5 remain"),
+    (TAGGED["gsm8k"].format("How many?"), "48/2"),
+    (TAGGED["e2e"].format("name[Café]"), "(closed)"),
 ]
 
 
@@ -468,12 +465,12 @@ def test_an_interrupt_waits_for_the_end_of_a_step(
 
     monkeypatch.setattr(torch.optim.AdamW, "step", step)
     with pytest.raises(KeyboardInterrupt):
-        make_target(halting, None, 1e9)
+        make_model(halting, "target", None, 1e9)
     place = checkpoint.latest(tmp_path / "target")
     assert place is not None
     assert place.name == "step-000003"
     monkeypatch.setattr(torch.optim.AdamW, "step", stepped)
-    make_target(workshop(text_file, tmp_path), None, 1e9)
+    make_model(workshop(text_file, tmp_path), "target", None, 1e9)
     expected, found = weights(trained, "target"), weights(halting, "target")
     assert all(torch.equal(expected[name], found[name]) for name in expected)
 
@@ -482,10 +479,10 @@ def test_a_loss_that_is_no_number_ends_the_run_before_it_is_learned(
     text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = workshop(text_file, tmp_path)
-    make_target(made, 2, 1e9)
+    make_model(made, "target", 2, 1e9)
     monkeypatch.setattr(stages, "next_token_loss", lambda model: lambda inputs, targets: model(inputs).logits.sum() * math.nan)
     with pytest.raises(RecipeError, match="target step 3 is no number"):
-        make_target(workshop(text_file, tmp_path), None, 1e9)
+        make_model(workshop(text_file, tmp_path), "target", None, 1e9)
     place = checkpoint.latest(tmp_path / "target")
     assert place is not None
     assert place.name == "step-000002"

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import commandline
 from paceline import LLM
 from paceline.bench import files, runner, table
 from paceline.bench.contest import DecoderFailed
@@ -19,7 +20,6 @@ from paceline.bench.load import files as load_files
 from paceline.bench.memory import peak_of_answering
 from paceline.bench.page import main as write_page
 from paceline.bench.peers import PEERS
-from paceline.cli import main
 from paceline.engine.engine import Engine, OutOfMemory, Progress
 from paceline.machine import most_threads
 from tiny import save_tiny
@@ -60,10 +60,7 @@ def same_threads():
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    monkeypatch.setattr("sys.argv", ["paceline", "bench", *arguments])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    return int(ended.value.code or 0)
+    return commandline.run(monkeypatch, "bench", *arguments)
 
 
 def test_the_record_holds_both_terms_of_every_ratio(monkeypatch, capsys, models, tasks, tmp_path: Path) -> None:
@@ -234,19 +231,7 @@ def test_a_peer_that_fails_is_named_with_its_reason(monkeypatch, capsys, models,
 
 
 def test_a_text_that_differs_ends_with_exit_code_1(monkeypatch, capsys, models, tasks) -> None:
-    """With a verifier that accepts every drafted token."""
-    from paceline.step import Verdict
-    from paceline.verifiers.match import Match
-
-    def gullible(self, sequences, trees, logits):
-        verdicts = []
-        for tree, rows in zip(trees, logits, strict=True):
-            path = tree.path(len(tree) - 1)
-            tokens = (*(tree.tokens[node] for node in path), int(rows[path[-1] if path else 0].argmax()))
-            verdicts.append(Verdict(path, tokens, len(path)))
-        return verdicts
-
-    monkeypatch.setattr(Match, "__call__", gullible)
+    commandline.believe_drafts(monkeypatch)
     call = (models[0], "--draft", f"model:{models[1]}", "--tasks", tasks, *FEW, "--json")
     assert run(monkeypatch, *call) == 1
     assert json.loads(capsys.readouterr().out)["equal"] is False

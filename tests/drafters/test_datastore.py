@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from commandline import run
 from paceline.budget import Budget
-from paceline.cli import main
 from paceline.datastore import HEADER, SUFFIXES, TOKENS, Datastore, build
 from paceline.drafters.datastore import DatastoreDrafter, Options, build as build_drafter
 from paceline.kernels.suffixes.array import BORDER, LONGEST_MATCH, SORTED_TO
@@ -422,13 +422,6 @@ def test_what_is_no_regular_file_is_refused(monkeypatch, capsys, tmp_path: Path,
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(save_tiny(tmp_path_factory.mktemp("models") / "target", 3, max_position_embeddings=512))
-
-
-def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    monkeypatch.setattr("sys.argv", ["paceline", *arguments])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    return int(ended.value.code or 0)
 
 
 def test_what_is_built_on_the_command_line_drafts(monkeypatch, capsys, tmp_path: Path, target: str) -> None:

@@ -55,6 +55,18 @@ def streamed(client: TestClient, path: str, body: Mapping[str, Any]) -> list[dic
     return events(answer.text)
 
 
+def named_events(answer: Any) -> list[dict[str, Any]]:
+    """The events of a stream whose events have their type as their name."""
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    found = []
+    for frame in answer.text.removesuffix("\n\n").split("\n\n"):
+        name, data = frame.split("\n")
+        found.append(json.loads(data.removeprefix("data: ")))
+        assert name == f"event: {found[-1]['type']}"
+    return found
+
+
 async def leave(app: FastAPI, path: str, body: Mapping[str, Any], after: asyncio.Event) -> list[dict[str, Any]]:
     """Send a request and disconnect once `after` is set. Returns what the application sent."""
     data, sent = json.dumps(body).encode(), []

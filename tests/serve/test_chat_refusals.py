@@ -144,13 +144,14 @@ def test_a_long_conversation_is_refused_before_it_is_rendered():
 
 def test_the_length_limit_counts_characters_in_every_script():
     tool = {"type": "function", "function": {"name": "look", "description": "я" * 300}}
+    other = {"type": "function", "function": {**tool["function"], "name": "see"}}
     for letter in ("a", "я", "東", '"', "\n"):
         client = CHAT.client(FakeService(context_length=4096), max_prompt_chars=100)
         body = {"messages": [{"role": "user", "content": letter * 100}]}
         assert client.post(CHAT.path, json=body).status_code == 200
-    client = CHAT.client(FakeService(context_length=4096), max_prompt_chars=400)
+    client = CHAT.client(FakeService(context_length=4096), max_prompt_chars=900)
     assert client.post(CHAT.path, json={"messages": HELLO, "tools": [tool]}).status_code == 200
-    assert refusal(client, CHAT.path, {"messages": HELLO, "tools": [tool, tool]})[:2] == (400, "messages")
+    assert refusal(client, CHAT.path, {"messages": HELLO, "tools": [tool, other]})[:2] == (400, "messages")
 
 
 def test_a_model_without_a_template_says_so():

@@ -20,7 +20,7 @@ from paceline.serve.tool_parsing import Arguments, CallBegun, CallEnded
 from paceline.serve.wire.messages import Prompting
 from serve.calls import CALLS
 from serve.fakes import FakeService
-from serve.front import HELLO, left_at_work
+from serve.front import HELLO, left_at_work, named_events
 
 PATH = "/v1/messages"
 LOOK = {
@@ -57,15 +57,7 @@ def asked(**body: Any) -> Ask:
 
 def stream(service: FakeService, **body: Any) -> list[dict[str, Any]]:
     """The events, each with its type as its name."""
-    answer = send(service, {"messages": HELLO, "max_tokens": 1000, **body, "stream": True})
-    assert answer.status_code == 200, answer.text
-    assert answer.headers["content-type"].startswith("text/event-stream")
-    events = []
-    for frame in answer.text.removesuffix("\n\n").split("\n\n"):
-        name, data = frame.split("\n")
-        events.append(json.loads(data.removeprefix("data: ")))
-        assert name == f"event: {events[-1]['type']}"
-    return events
+    return named_events(send(service, {"messages": HELLO, "max_tokens": 1000, **body, "stream": True}))
 
 
 def refused(path: str = PATH, **body: Any) -> tuple[int, str, str]:

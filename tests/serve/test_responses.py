@@ -11,7 +11,7 @@ from paceline.serve.asking import Ask
 from paceline.serve.errors import APIError
 from serve.calls import CALLS, LOOK
 from serve.fakes import FakeService, token_logprobs
-from serve.front import RESPONSES
+from serve.front import RESPONSES, named_events
 from serve.openapi_schema import check
 
 LOGPROBS = ["message.output_text.logprobs"]
@@ -36,15 +36,7 @@ def told(service: FakeService, items: list[dict[str, Any]], **body: Any) -> list
 
 def stream(service: FakeService, **body: Any) -> list[dict[str, Any]]:
     """The events, each with its type as its name, numbered in order, and valid by OpenAI's description."""
-    answer = RESPONSES.client(service).post(RESPONSES.path, json={"input": "hi", **body, "stream": True})
-    assert answer.status_code == 200, answer.text
-    assert answer.headers["content-type"].startswith("text/event-stream")
-    events = []
-    for frame in answer.text.removesuffix("\n\n").split("\n\n"):
-        name, data = frame.split("\n")
-        event = json.loads(data.removeprefix("data: "))
-        assert name == f"event: {event['type']}"
-        events.append(event)
+    events = named_events(RESPONSES.client(service).post(RESPONSES.path, json={"input": "hi", **body, "stream": True}))
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
     for event in events:
         check("ResponseStreamEvent", event)

@@ -23,9 +23,10 @@ def task_rows(
         if tally.error is not None:
             rows.append({**row, "error": tally.error})
             continue
-        base = tallies.get(f"{peers[name]} {PLAIN}") if name in peers else plain
+        own = tallies.get(f"{peers[name]} {PLAIN}") if name in peers else plain
+        own = None if own is None or own.error is not None else own
         # without plain decoding of its peer, a mode is compared with itself
-        base = tally if base is None or base.error is not None else base
+        base = own or tally
         row |= {
             "prompt_tokens": sum(map(len, task.prompts)),
             "tokens": tally.tokens,
@@ -41,7 +42,7 @@ def task_rows(
             row["looped_tokens"] = tally.looped_tokens
         if name not in peers:
             row |= {"keeps": keeps[name], **_speculation(tally)}
-        elif (own := tallies.get(f"{peers[name]} {PLAIN}")) is not None and own.error is None:
+        elif own is not None:
             row["equal_to_its_own_plain"] = tally.equal_prompts(own)
         rows.append(row)
     return rows

@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from paceline.cli.answering import Typed, loaded, streamed
-from paceline.cli.grammars import JsonSchema, Lark, Regex, grammar_of
+from paceline.cli.grammars import JsonSchema, Lark, Regex, answer_params
 from paceline.cli.options import (
     CacheTokens,
     Draft,
@@ -33,7 +33,6 @@ from paceline.cli.options import (
     TopP,
     Verify,
     Weights,
-    sampling_params,
 )
 from paceline.cli.terminal import err, fail, need_output, out
 
@@ -70,23 +69,11 @@ def chat(
 ) -> None:
     """Chat with a model through its chat template. An empty line or end of input quits; Ctrl-C ends an answer."""
     need_output()
+    params = answer_params(locals())
     from paceline.display import summary
 
     if sys.stdin is None:
         fail("cannot read what is said: standard input is closed")
-    params = sampling_params(
-        max_tokens=max_tokens,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        repetition_penalty=repetition_penalty,
-        presence_penalty=presence_penalty,
-        frequency_penalty=frequency_penalty,
-        seed=seed,
-        stop=tuple(stop or ()),
-        grammar=grammar_of(json_schema, regex, lark),
-    )
     llm = loaded(
         model, draft, verify, lossy, policy, weights, kv_cache, cache_tokens, has_grammar=params.grammar is not None, talks=True
     )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paceline.cli.answering import Typed, loaded, streamed
-from paceline.cli.grammars import JsonSchema, Lark, Regex, grammar_of
+from paceline.cli.grammars import JsonSchema, Lark, Regex, answer_params
 from paceline.cli.inputs import text_of_file, text_of_stdin
 from paceline.cli.options import (
     CacheTokens,
@@ -32,7 +32,6 @@ from paceline.cli.options import (
     Verify,
     Weights,
     path_option,
-    sampling_params,
 )
 from paceline.cli.terminal import err, fail, need_output, out, tell_json
 
@@ -79,21 +78,9 @@ def generate(
 ) -> None:
     """Complete a prompt."""
     need_output()
+    params = answer_params(locals())
     from paceline.display import Trace, profile_table, summary
 
-    params = sampling_params(
-        max_tokens=max_tokens,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        repetition_penalty=repetition_penalty,
-        presence_penalty=presence_penalty,
-        frequency_penalty=frequency_penalty,
-        seed=seed,
-        stop=tuple(stop or ()),
-        grammar=grammar_of(json_schema, regex, lark),
-    )
     if trace and as_json:
         fail("--trace is for people to look at, and --json for programs: leave one of them out")
     prompt = _prompt(prompt, prompt_file)

@@ -38,11 +38,11 @@ class Chunks:
         """A chunk with one choice, after `delta` was added to its answer."""
         chunk = {**self.head, "choices": [choice], **more}
         if self._usage_wanted:
-            chunk["usage"] = self._usage() if self._continuous else None
-        if (steps := traced(self.service, delta)) is not None:
-            chunk["speculation"] = steps
-        if self.fields.speculation is not None and not self._usage_wanted and choice["finish_reason"] and self._all_ended:
+            chunk["usage"] = self._usage() if self.silent_deltas else None
+        elif self.fields.speculation is not None and choice["finish_reason"] and all(answer.ended for answer in self.answers):
             chunk["metrics"] = self._metrics()
+        if steps := traced(self.service, delta):
+            chunk["speculation"] = {"steps": steps}
         return chunk
 
     def last(self) -> list[dict[str, Any]]:
@@ -56,17 +56,10 @@ class Chunks:
         return self.fields.stream_options is not None and bool(self.fields.stream_options.include_usage)
 
     @property
-    def _continuous(self) -> bool:
-        return self.fields.stream_options is not None and bool(self.fields.stream_options.continuous_usage_stats)
-
-    @property
     def silent_deltas(self) -> bool:
         """Whether a delta without text is sent nevertheless, because its chunk carries usage."""
-        return self._usage_wanted and self._continuous
-
-    @property
-    def _all_ended(self) -> bool:
-        return all(answer.ended for answer in self.answers)
+        options = self.fields.stream_options
+        return options is not None and bool(options.include_usage and options.continuous_usage_stats)
 
     def _usage(self) -> dict[str, Any]:
         return usage(self.prompts, self.answers, self.fields.prediction is not None)

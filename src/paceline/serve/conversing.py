@@ -12,13 +12,12 @@ from typing import Any, Protocol
 
 from fastapi import Response
 
-from paceline.params import SamplingParams
 from paceline.serve.answer_bodies import whole
 from paceline.serve.asking import Ask, Delta, Service
 from paceline.serve.choices import Answer
 from paceline.serve.events import Begun, EventStream, frame
 from paceline.serve.lengths import characters, check_length
-from paceline.serve.sampling_fields import answer_tokens, asks, reference_of, sampling_params
+from paceline.serve.sampling_fields import answer_tokens, asks, check_prompts, reference_of, sampling_params
 from paceline.serve.settings import Settings
 from paceline.serve.thoughts import CLOSES, ThoughtTokens, is_left_open, is_open, thinks
 from paceline.serve.tools import ToolPlan, behind_thought
@@ -44,7 +43,7 @@ async def prompt_of(
     Raises APIError (400). param: the field that holds the messages.
     """
     conversation = plan.conversation(messages)
-    check_length(characters(conversation, plan.shown), settings, param)
+    check_length(characters(conversation, plan.shown, variables), settings, param)
     return await service.chat(conversation, plan.shown, answer_begun=begun, variables=variables)
 
 
@@ -54,15 +53,13 @@ def thinking_variables(service: Service, effort: str | None, given: Mapping[str,
     effort: "none", or a value for `reasoning_effort`; None if the request sets none. given: variables of the request, which take
     precedence. A template that has no levels of effort may have a switch.
     """
-    template = service.chat_template or ""
-    if effort == "none":
-        return {"enable_thinking": False, **(given or {})} if "enable_thinking" in template else given
-    if effort is None:
-        return given
-    if "reasoning_effort" in template:
-        return {"reasoning_effort": effort, **(given or {})}
-    # agents send an effort to any model; one without levels may have a switch, or else answers as it always does
-    return {"enable_thinking": True, **(given or {})} if "enable_thinking" in template else given
+    template, said = service.chat_template or "", dict[str, Any]()
+    if effort not in (None, "none") and "reasoning_effort" in template:
+        said = {"reasoning_effort": effort}
+    elif effort is not None and "enable_thinking" in template:
+        # agents send an effort to any model; one without levels may have a switch, or else answers as it always does
+        said = {"enable_thinking": effort != "none"}
+    return {**said, **(given or {})} or given
 
 
 async def with_thought(service: Service, plan: ToolPlan, prompt: Many[int], continued: str | None, param: str) -> ToolPlan:
@@ -73,15 +70,15 @@ async def with_thought(service: Service, plan: ToolPlan, prompt: Many[int], cont
     """
     if not thinks(service.chat_template):
         return plan
-    if _opens_thought(service, prompt) if continued is None else is_left_open(continued):
+    if continued is not None:
+        opened = is_left_open(continued)
+    else:
+        opened = is_open(service.decode(prompt[-_LAST:], skip_special_tokens=False))
+    if opened:
         return await behind_thought(service, plan, param)
     if plan.grammar is not None and not plan.free:
         return plan
     return replace(plan, opened=False, closing=await service.special_id(CLOSES))
-
-
-def _opens_thought(service: Service, prompt: Many[int]) -> bool:
-    return is_open(service.decode(prompt[-_LAST:], skip_special_tokens=False))
 
 
 def unanswered(service: Service, plan: ToolPlan) -> Answer:
@@ -89,20 +86,7 @@ def unanswered(service: Service, plan: ToolPlan) -> Answer:
     return Answer(thought=None if plan.opened is None else ThoughtTokens(plan.opened, service.piece))
 
 
-def params_of(service: Service, settings: Settings, plan: ToolPlan, values: Mapping[str, Any]) -> SamplingParams:
-    """Sampling parameters of an answer that may call tools; `longest_of` gives its max_tokens. Raises APIError (400)."""
-    bound: dict[str, Any] = {"grammar": plan.grammar, "max_tokens": 1}
-    if plan.keeps_special:
-        bound["skip_special_tokens"] = False
-    return sampling_params(service, settings, {**values, **bound})
-
-
-def longest_of(service: Service, settings: Settings, prompt: Many[int], asked: int | None, param: str) -> int:
-    """Tokens that the answer to a conversation may have (`answer_tokens`); by default the rest of the context."""
-    return answer_tokens(service, len(prompt), asked, settings.default_max_tokens, param)
-
-
-async def ask_of(
+async def asks_of(
     service: Service,
     settings: Settings,
     fields: Extensions,
@@ -111,16 +95,21 @@ async def ask_of(
     values: Mapping[str, Any],
     longest: int | None,
     param: str,
-) -> Ask:
-    """The ask for the one answer to a prompt. values: sampling, as `sampling_params` takes them. longest: tokens requested.
+    n: int = 1,
+) -> list[Ask]:
+    """The asks for the n answers to a prompt. values: sampling, as `sampling_params` takes them. longest: tokens requested; by
+    default the rest of the context.
 
     Raises APIError (400).
     """
-    params = params_of(service, settings, plan, values)
-    most = longest_of(service, settings, prompt, longest, param)
-    reference = await reference_of(service, settings, fields)
-    (ask,) = asks(prompt, params.model_copy(update={"max_tokens": most}), fields, reference, service)
-    return ask
+    bound: dict[str, Any] = {"grammar": plan.grammar, "max_tokens": 1}
+    if plan.keeps_special:
+        bound["skip_special_tokens"] = False
+    params = sampling_params(service, settings, {**values, **bound})
+    most = answer_tokens(service, len(prompt), longest, settings.default_max_tokens, param)
+    check_prompts(service, settings, len(prompt) * n, param)
+    reference = await reference_of(service, settings, fields, n)
+    return asks(prompt, params.model_copy(update={"max_tokens": most}), fields, reference, service, n)
 
 
 class Growing(Protocol):

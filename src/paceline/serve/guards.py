@@ -17,7 +17,7 @@ from paceline.serve.keys import Keys, shown_key
 from paceline.serve.recording import Observer, Recorded, path_of, record
 from paceline.serve.refusals import Caught, failed
 from paceline.serve.settings import Settings
-from paceline.serve.turns import holds_little
+from paceline.serve.turns import has_room
 
 OPEN_PATHS = frozenset({"/", "/docs", "/health", "/favicon.ico"})
 OPEN_FOLDER = "/page/"
@@ -114,7 +114,7 @@ class Room:
             if size < _ASIDE_BYTES:
                 return
             total = self.taken.total() + size - own
-            if total > self._most and not (total <= 2 * self._most and holds_little(key, self.taken, self._most)):
+            if not has_room(key, self.taken, total, self._most):
                 raise APIError(503, "too many large requests at once", code="overloaded", retry_after_s=1)
             self.taken[key] += size - own
             own = size
@@ -124,7 +124,7 @@ class Room:
         finally:
             self.taken[key] -= own
             if not self.taken[key]:
-                # `holds_little` divides the bound among the keys that hold something
+                # `has_room` divides the bound among the keys that hold something
                 del self.taken[key]
 
 

@@ -81,10 +81,6 @@ class Meter:
     def responded(self, status: int) -> None:
         self.responses[status] += 1
 
-    def queued(self, seconds: float) -> None:
-        """Note that the engine started a choice after `seconds` in the queue."""
-        self.queue_s.observe(seconds)
-
     def engine_restarted(self) -> None:
         """Note a restart: all running and waiting sequences are lost."""
         self.restarts += 1
@@ -105,6 +101,8 @@ class Meter:
         for source, count in stats.accepted_by_source.items():
             name = source if source in sources or len(sources) < _MOST_SOURCES else _OTHER
             sources[name] = sources.get(name, 0) + count
+        for seconds in stats.queued_s:
+            self.queue_s.observe(seconds)
         if stats.drafts:
             self.drafted_per_step = stats.draft_tokens / stats.drafts
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -56,13 +56,8 @@ class Running:
             logprobs=tuple(sequence.logprobs[low:]) if params.logprobs is not None else None,
             prompt_logprobs=prompt_logprobs,
             steps=(self._trace(progress, tree, len(tokens)),) if self.ask.trace else (),
-            ending=self._ended(progress) if progress.finished else None,
+            ending=self.ending(error=progress.error) if progress.finished else None,
         )
-
-    def _ended(self, progress: Progress) -> Ending:
-        if progress.error is None:
-            return self.ending()
-        return replace(self.ending("error"), error=str(progress.error))
 
     def _trace(self, progress: Progress, tree: DraftTree, emitted: int) -> StepTrace:
         outcome = progress.outcome
@@ -77,18 +72,19 @@ class Running:
             rows=outcome.rows,
         )
 
-    def ending(self, reason: str | None = None) -> Ending:
-        """The ending. reason: overrides the sequence's own."""
+    def ending(self, reason: str | None = None, error: Exception | None = None) -> Ending:
+        """The ending. reason: overrides the sequence's own. error: for which the engine gave it up."""
         sequence = self.sequence
         accepted = sequence.sources.count(REFERENCE) if self.ask.reference else 0
         return Ending(
-            reason=reason or sequence.finish_reason or "abort",
+            reason="error" if error is not None else reason or sequence.finish_reason or "abort",
             seed=sequence.seed,
             stop=sequence.stop,
             cached_tokens=sequence.cached_tokens,
             accepted_reference_tokens=accepted,
             rejected_reference_tokens=self.referred_tokens - accepted,
             speculation={**_counts(sequence), **self.facts},
+            error=None if error is None else str(error),
         )
 
 

@@ -20,7 +20,7 @@ from paceline.serve.process import EngineProcess
 from paceline.serve.recording import record
 from paceline.serve.settings import Settings
 from paceline.serve.texts import Texts, sampling_defaults
-from paceline.serve.turns import holds_little
+from paceline.serve.turns import has_room
 
 _GRACE_S = 10.0
 """After a request has timed out, interval of checks whether the engine is hung. While it is not, the request waits on, as a
@@ -81,8 +81,7 @@ class EngineService(Service):
             raise _shutting_down()
         load, bound = self._engine.load, self._settings.batch + self._settings.queue
         # a request with more choices than the queue holds is accepted when the server is idle
-        crowded = load > 0 and load + choices > bound
-        if crowded and not (load + choices <= 2 * bound and holds_little(record().key, self._engine.held, bound)):
+        if load and not has_room(record().key, self._engine.held, load + choices, bound):
             raise APIError(429, "the server is busy; try again later", code="overloaded", retry_after_s=1)
 
     def submit(self, asks: Many[Ask]) -> AsyncGenerator[tuple[int, Delta], None]:

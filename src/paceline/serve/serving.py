@@ -24,7 +24,6 @@ from paceline.serve.guards import guarded
 from paceline.serve.listening import bound, listen
 from paceline.serve.logs import configure
 from paceline.serve.meter import Meter
-from paceline.serve.pipe import Stats
 from paceline.serve.process import EngineProcess
 from paceline.serve.routes import chat, completions, listing, messages, page, responses, tokens
 from paceline.serve.service import EngineService
@@ -91,13 +90,7 @@ async def _serve_at(sockets: Sequence[socket.socket], settings: Settings, starte
     folder = Path(resolve(settings.model if settings.model is not None else DEFAULT))
     settings = settings.model_copy(update={"model": str(folder)})
     meter = Meter()
-
-    def heard(stats: Stats) -> None:
-        meter.step(stats)
-        for seconds in stats.queued_s:
-            meter.queued(seconds)
-
-    engine = EngineProcess(worker_settings(settings), heard, meter.engine_restarted)
+    engine = EngineProcess(worker_settings(settings), meter.step, meter.engine_restarted)
     try:
         # loading the tokenizer and starting the engine both take seconds and are independent
         reading = asyncio.create_task(asyncio.to_thread(Tokenizer, folder))

@@ -49,14 +49,12 @@ def _mean(values: Many[float], weights: Many[int], total: int) -> float:
     return sum(value * weight for value, weight in zip(values, weights, strict=True)) / total
 
 
-def traced(service: Service, delta: Delta) -> dict[str, Any] | None:
-    """`speculation` of a chunk: tokens that its steps emitted and rejected, with counts and times; None without a trace.
+def traced(service: Service, delta: Delta) -> list[dict[str, Any]]:
+    """The steps of a delta: tokens that each emitted and rejected, with counts and times; none without a trace.
 
     `source` is the drafter that proposed the token, "" for the target itself. `parent` is an index into `rejected`, or -1 - i if
     the parent is the i-th token that the step emitted (counted from 1; -1 for the step's root).
     """
-    if not delta.steps:
-        return None
     steps, low = [], 0
     for step in delta.steps:
         high = low + step.emitted
@@ -78,7 +76,7 @@ def traced(service: Service, delta: Delta) -> dict[str, Any] | None:
             }
         )
         low = high
-    return {"steps": steps}
+    return steps
 
 
 def shown(service: Service, token: int) -> str:

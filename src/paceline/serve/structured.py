@@ -13,22 +13,31 @@ from paceline.serve.asking import Service
 from paceline.serve.errors import APIError, invalid
 from paceline.serve.wire.generation import Extensions, Generation, StructuredOutputs
 
-ANY_OBJECT = Grammar(kind="json_schema", text='{"type":"object"}')
-"""The grammar of `{"type": "json_object"}`."""
 _LONGEST = 65536
 """Most characters of a grammar in a request."""
 
 
 def wanted(fields: Generation) -> Grammar | None:
     """The grammar of a completion, from whichever field sets one. Raises APIError (400) if several do."""
-    asked, outputs = fields.response_format, structured(fields)
-    if asked is None or asked.type == "text":
+    asked = fields.response_format
+    schema = None if asked is None else schema_of(asked.type, asked.json_schema and asked.json_schema.schema_)
+    return only(fields, schema, "response_format", "response_format.json_schema.schema")
+
+
+def schema_of(kind: str, schema: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """The schema of a format: "text" has none, "json_object" and one without `schema` any object's."""
+    return None if kind == "text" else {"type": "object"} if schema is None else schema
+
+
+def only(fields: Extensions, schema: Mapping[str, Any] | None, param: str, place: str) -> Grammar | None:
+    """The grammar of the schema that a field of the API asks for, else of `structured`. param: the field. place: of the schema in
+    it. Raises APIError (400) if there are both."""
+    outputs = structured(fields)
+    if schema is None:
         return outputs
     if outputs is not None:
-        raise invalid("'response_format' excludes other structured output", "response_format")
-    if asked.json_schema is None or asked.json_schema.schema_ is None:
-        return ANY_OBJECT
-    return schema_grammar(asked.json_schema.schema_, "response_format.json_schema.schema")
+        raise invalid(f"'{param}' excludes other structured output", param)
+    return schema_grammar(schema, place)
 
 
 def structured(fields: Extensions) -> Grammar | None:

@@ -100,7 +100,7 @@ class ToolParser:
         events: list[Event] = []
         while self._state(events):
             pass
-        return _joined(events)
+        return events
 
     def end(self) -> list[Event]:
         """Events for text still held back when the answer ended. A call that did not reach its arguments is left out."""
@@ -113,7 +113,10 @@ class ToolParser:
     def _say(self, events: list[Event], text: str) -> None:
         if text:
             self._said = self._said or bool(text.strip())
-            events.append(Content(text))
+            if events and isinstance(last := events[-1], Content):
+                events[-1] = Content(last.text + text)
+            else:
+                events.append(Content(text))
 
     def _content(self, events: list[Event]) -> bool:
         if self._bare and not self._said:
@@ -218,15 +221,3 @@ def _compact(text: str) -> str:
 def overlap(text: str, marker: str) -> int:
     """Length of the longest end of `text` that is a proper beginning of `marker`."""
     return next((size for size in range(min(len(marker) - 1, len(text)), 0, -1) if text.endswith(marker[:size])), 0)
-
-
-def _joined(events: list[Event]) -> list[Event]:
-    """The events with adjacent pieces of content merged."""
-    joined: list[Event] = []
-    for event in events:
-        last = joined[-1] if joined else None
-        if isinstance(event, Content) and isinstance(last, Content):
-            joined[-1] = Content(last.text + event.text)
-        else:
-            joined.append(event)
-    return joined

@@ -11,10 +11,11 @@ Key = int | None
 Job = tuple[Future[Any], Callable[[], Any]]
 
 
-def holds_little(key: Key, held: Mapping[Key, int], bound: int) -> bool:
-    """Whether a key holds less than its share of a bound that others have filled, so that one key's load does not lock out all
-    others. held: by key, for keys that hold anything."""
-    return bool(held.keys() - {key}) and held.get(key, 0) < bound / (len(held) + 1)
+def has_room(key: Key, held: Mapping[Key, int], total: int, bound: int) -> bool:
+    """Whether a key may hold more, `total` over all keys. One key must not fill a bound alone: beyond it, up to twice as much, a
+    key that holds less than its share still may. held: by key, for keys that hold anything."""
+    little = bool(held.keys() - {key}) and held.get(key, 0) < bound / (len(held) + 1)
+    return total <= bound or (little and total <= 2 * bound)
 
 
 class Turns:

@@ -61,16 +61,8 @@ class Corpus:
     """File name to SHA-256."""
 
 
-def tagged_e2e(meaning: str) -> str:
-    return f"mr: {meaning} => text"
-
-
-def tagged_sql(question: str) -> str:
-    return f"question: {question} => sql"
-
-
-def tagged_gsm8k(question: str) -> str:
-    return f"problem: {question} => answer"
+TAGGED = {"e2e": "mr: {} => text", "sql": "question: {} => sql", "gsm8k": "problem: {} => answer"}
+"""Prompts of the tagged tasks."""
 
 
 def official_spelling(meaning: str) -> str:
@@ -197,9 +189,10 @@ def built_in(data: Path, seed: int) -> Corpus:
     novels = passages(single_blanks(read_text(data / FILES[7])))
     last = int(len(novels) * (1 - HELD_OUT_SHARE))
 
-    forms = {"e2e": tagged_e2e, "sql": tagged_sql, "gsm8k": tagged_gsm8k}
-    train = {name: [f"{forms[name](ask)} {answer}" for ask, answer in pairs] for name, pairs in tasks_train.items()}
-    held_out = {name: [f"{forms[name](ask)} {answer}" for ask, answer in pairs] for name, pairs in tasks_held_out.items()}
+    train, held_out = (
+        {name: [f"{TAGGED[name].format(ask)} {answer}" for ask, answer in pairs] for name, pairs in tasks.items()}
+        for tasks in (tasks_train, tasks_held_out)
+    )
     train |= {"code": code_train, "stories": stories_train, "novels": novels[:last]}
     held_out |= {"code": code_held_out, "stories": stories_held_out, "novels": novels[last:]}
 

@@ -116,27 +116,18 @@ def make_tokenizer(workshop: Workshop) -> None:
     save_tokenizer(tokenizer, workshop.tokenizer_folder, options.context)
 
 
-def make_target(workshop: Workshop, pause_at: int | None, checkpoint_every_s: float) -> Progress:
-    options, folder = workshop.options, workshop.out / "target"
-    stream = workshop.stream(options.seed)
-    model = workshop.new_model("target", options)
-    made_from = workshop.made_from("target", options)
-    plan = options.plan("target", pause_at, checkpoint_every_s)
-    _begin(workshop, "target", plan, made_from)
-    return train(model, next_token_loss(model), stream, plan, folder, "target", made_from)
-
-
-def make_draft(workshop: Workshop, pause_at: int | None, checkpoint_every_s: float) -> Progress:
-    options, folder = workshop.options, workshop.out / "draft"
-    target = workshop.trained_model("target")
+def make_model(workshop: Workshop, stage: str, pause_at: int | None, checkpoint_every_s: float) -> Progress:
+    """Train the model of the stage "target" or "draft"."""
+    options = workshop.options
+    target = workshop.trained_model("target") if stage == "draft" else None
     # a different order than the target's, so that the two do not see the same batches
-    stream = workshop.stream(options.seed + 1)
-    draft = workshop.new_model("draft", options)
-    made_from = workshop.made_from("draft", options)
-    loss = distillation_loss(draft, target, options.draft_data_share)
-    plan = options.plan("draft", pause_at, checkpoint_every_s)
-    _begin(workshop, "draft", plan, made_from)
-    return train(draft, loss, stream, plan, folder, "draft", made_from)
+    stream = workshop.stream(options.seed + (stage == "draft"))
+    model = workshop.new_model(stage, options)
+    made_from = workshop.made_from(stage, options)
+    loss = next_token_loss(model) if target is None else distillation_loss(model, target, options.draft_data_share)
+    plan = options.plan(stage, pause_at, checkpoint_every_s)
+    _begin(workshop, stage, plan, made_from)
+    return train(model, loss, stream, plan, workshop.out / stage, stage, made_from)
 
 
 def _begin(workshop: Workshop, stage: str, plan: Plan, made_from: dict[str, str]) -> None:

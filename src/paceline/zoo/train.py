@@ -21,7 +21,7 @@ from paceline.zoo.checkpoint import Progress
 from paceline.zoo.errors import RecipeError
 from paceline.zoo.options import Options
 from paceline.zoo.plot import PICTURES
-from paceline.zoo.stages import Workshop, draw_curves, make_draft, make_target, make_tokenizer
+from paceline.zoo.stages import Workshop, draw_curves, make_model, make_tokenizer
 
 PACKAGE = Path(__file__).resolve().parents[1]
 
@@ -103,14 +103,11 @@ def main(
         workshop = Workshop(options, data or Path(), text or [], out)
         if what == What.tokenizer or (what == What.all and not (workshop.tokenizer_folder / "tokenizer.json").is_file()):
             make_tokenizer(workshop)
-        if what in (What.target, What.all):
-            progress = make_target(workshop, pause_at, checkpoint_every_s)
-            if paused("target", progress, workshop):
-                return
-        if what in (What.draft, What.all):
-            progress = make_draft(workshop, pause_at, checkpoint_every_s)
-            if paused("draft", progress, workshop):
-                return
+        for stage in (What.target, What.draft):
+            if what in (stage, What.all):
+                progress = make_model(workshop, stage, pause_at, checkpoint_every_s)
+                if paused(stage, progress, workshop):
+                    return
         if what in (What.export, What.all):
             from paceline.zoo.export import export
 

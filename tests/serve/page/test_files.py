@@ -11,6 +11,7 @@ from fastapi.testclient import TestClient
 
 from paceline.engine.prompts import all_prompts
 from paceline.serve.app import application
+from paceline.serve.guards import guarded
 from paceline.serve.routes.page import router
 from paceline.serve.settings import Settings
 from serve.fakes import FakeService
@@ -22,7 +23,7 @@ PAGES = {"index.html": "/", "api.html": "/docs"}
 
 @pytest.fixture(scope="module")
 def client():
-    return TestClient(application([router(FakeService(), Settings())]))
+    return TestClient(guarded(application([router(FakeService(), Settings())]), Settings()), "http://localhost")
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -10,19 +10,8 @@ from typing import Any
 
 from paceline.bench.contest import Decoded
 from paceline.bench.peers.base import Material, Mode, Peer
+from paceline.bench.peers.gguf_file import FORMATS
 from paceline.models.quiet import quiet
-
-_FORMATS = {
-    "fp32": "float32",
-    "fp16": "float32",
-    "bf16": "float32",
-    "w16a16": "float32",
-    "int8": "int8",
-    "w8a8": "int8",
-    "int4": "int8",
-    "w4a8": "int8",
-}
-"""On a CPU it computes half precision in float32, and does not support 4-bit weights."""
 
 
 class CTranslate2(Peer):
@@ -31,7 +20,9 @@ class CTranslate2(Peer):
     def __init__(self, material: Material) -> None:
         import ctranslate2  # pyright: ignore[reportMissingImports]
 
-        self.version, self.weights = ctranslate2.__version__, _FORMATS[material.weights]
+        self.version = ctranslate2.__version__
+        # on a CPU it computes half precision in float32, and does not support 4-bit weights
+        self.weights = "int8" if FORMATS[material.weights].startswith("Q") else "float32"
         folder = material.work / f"{material.target.name}-ctranslate2-{self.weights}"
         if not folder.exists():
             with quiet():

@@ -19,17 +19,6 @@ from paceline.bench.contest import Decoded
 from paceline.bench.peers.base import Material, Mode, Peer
 from paceline.bench.peers.gguf_file import FORMATS, gguf_file
 
-_FORMATS = {
-    "fp32": "fp16",
-    "bf16": "fp16",
-    "w16a16": "fp16",
-    "fp16": "fp16",
-    "int8": "int8",
-    "w8a8": "int8",
-    "int4": "int4",
-    "w4a8": "int4",
-}
-"""Its GGUF reader accepts no floats wider than half precision."""
 _MODEL = "openvino_model.xml"
 _ASSISTANT_TOKENS = 5
 _WHOLE_PROMPT = 1 << 16
@@ -47,7 +36,9 @@ class OpenVino(Peer):
         self.version = openvino_genai.get_version()
         self._genai, self._material = openvino_genai, material
         self._compresses = material.weights in ("int8", "w8a8") and find_spec("nncf") is not None
-        self._format = "fp16" if self._compresses else _FORMATS[material.weights]
+        # its GGUF reader accepts no floats wider than half precision
+        few = {"Q8_0": "int8", "Q4_0": "int4"}.get(FORMATS[material.weights], "fp16")
+        self._format = "fp16" if self._compresses else few
         self.weights = "int8 by output" if self._compresses else FORMATS[self._format]
         self._options: dict[str, Any] = {"INFERENCE_NUM_THREADS": material.threads}
         if material.weights == "fp32":

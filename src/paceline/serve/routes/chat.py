@@ -9,17 +9,14 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
-from paceline.params import Grammar
 from paceline.serve.answer_bodies import whole
 from paceline.serve.asking import Ask, Delta, Service
 from paceline.serve.choices import Answer, collected, usage
 from paceline.serve.chunks import Chunks, head
-from paceline.serve.conversing import longest_of, params_of, thinking_variables, unanswered, with_thought
-from paceline.serve.errors import APIError
+from paceline.serve.conversing import asks_of, prompt_of, thinking_variables, unanswered, with_thought
 from paceline.serve.events import Begun, EventStream, beating, openai_frames, unless_gone
-from paceline.serve.lengths import check_length
 from paceline.serve.logprob_fields import chat_entries, prompt_entries
-from paceline.serve.sampling_fields import asks, check_count, check_prompts, generation_values, reference_of
+from paceline.serve.sampling_fields import check_count, generation_values
 from paceline.serve.settings import Settings
 from paceline.serve.speculation_fields import metrics
 from paceline.serve.speech import Speech
@@ -73,37 +70,17 @@ async def _asked(service: Service, settings: Settings, fields: ChatRequest) -> t
     """The tools, the prompt and its choices. All checks that can refuse the request are made before the engine gets it."""
     n = check_count(fields.n, settings)
     service.check_room(n)
-    check_length(fields.characters, settings, "messages")
     answer = wanted(fields)
     await check(service, answer, param_of(fields))
-    tools = await _tools(service, fields, answer)
-    reference = await reference_of(service, settings, fields, n)
-    values = generation_values(fields) | {"logprobs": (fields.top_logprobs or 0) if fields.logprobs else None}
+    choice, parallel = fields.plain_choice, fields.parallel_tool_calls
+    tools = await planned(service, fields.template_tools, choice, parallel, answer, fields.allowed_tools)
     begun = fields.continue_final_message
     variables = thinking_variables(service, fields.reasoning_effort, fields.chat_template_kwargs)
-    messages = tools.conversation(fields.template_messages)
-    prompt = await service.chat(messages, tools.shown, answer_begun=begun, variables=variables)
+    prompt = await prompt_of(service, settings, tools, fields.template_messages, "messages", begun=begun, variables=variables)
     bound = "tools" if tools.functions else param_of(fields)
     tools = await with_thought(service, tools, prompt, fields.messages[-1].text if begun else None, bound)
-    params = params_of(service, settings, tools, values)
-    longest = longest_of(service, settings, prompt, fields.most_tokens, "messages")
-    check_prompts(service, settings, len(prompt) * n, "messages")
-    return tools, prompt, asks(prompt, params.model_copy(update={"max_tokens": longest}), fields, reference, service, n)
-
-
-async def _tools(service: Service, fields: ChatRequest, answer: Grammar | None) -> ToolPlan:
-    try:
-        return await planned(
-            service,
-            fields.template_tools,
-            fields.plain_choice,
-            fields.parallel_tool_calls,
-            answer,
-            fields.allowed_tools,
-        )
-    except APIError as error:
-        error.param = error.param or "tools"
-        raise
+    values = generation_values(fields) | {"logprobs": (fields.top_logprobs or 0) if fields.logprobs else None}
+    return tools, prompt, await asks_of(service, settings, fields, tools, prompt, values, fields.most_tokens, "messages", n)
 
 
 def _of_prompt(service: Service, fields: ChatRequest, prompt: list[int], answer: Answer) -> dict[str, Any]:

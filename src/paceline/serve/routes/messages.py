@@ -10,7 +10,7 @@ from fastapi.responses import JSONResponse
 
 from paceline.serve.asking import Ask, Delta, Service
 from paceline.serve.choices import usage
-from paceline.serve.conversing import answered, ask_of, prompt_of, thinking_variables, unanswered, with_thought
+from paceline.serve.conversing import answered, asks_of, prompt_of, thinking_variables, unanswered, with_thought
 from paceline.serve.events import api_error, frame, unless_gone
 from paceline.serve.message_blocks import Blocks
 from paceline.serve.refusals import body_of
@@ -61,7 +61,7 @@ async def _answered(service: Service, settings: Settings, fields: MessagesReques
     stops = tuple(fields.stop_sequences or ())
     check_stops(settings, stops, "stop_sequences")
     values = {**extension_values(fields), **drawing_values(fields.temperature, fields.top_p, fields.seed), "stop": stops}
-    ask = await ask_of(service, settings, fields, plan, prompt, values, fields.max_tokens, "messages")
+    (ask,) = await asks_of(service, settings, fields, plan, prompt, values, fields.max_tokens, "messages")
     return await answered(service, ask, _Growing(service, fields, plan, ask), streamed=bool(fields.stream))
 
 
@@ -114,8 +114,7 @@ class _Growing:
     def add(self, delta: Delta) -> list[dict[str, Any]]:
         """Raises APIError (500, 503) if the engine gave up the message."""
         self._answer.add(delta)
-        if (steps := traced(self._service, delta)) is not None:
-            self._steps += steps["steps"]
+        self._steps += traced(self._service, delta)
         return self._with_steps(self._blocks.add(self._reader.feed(delta.text)))
 
     def finish(self) -> list[dict[str, Any]]:

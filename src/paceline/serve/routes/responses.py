@@ -11,7 +11,7 @@ from fastapi.responses import JSONResponse
 
 from paceline.serve.asking import Ask, Delta, Service
 from paceline.serve.choices import usage
-from paceline.serve.conversing import answered, ask_of, prompt_of, thinking_variables, unanswered, with_thought
+from paceline.serve.conversing import answered, asks_of, prompt_of, thinking_variables, unanswered, with_thought
 from paceline.serve.events import BEAT, api_error, unless_gone
 from paceline.serve.logprob_fields import chat_entries
 from paceline.serve.response_items import Items
@@ -46,7 +46,7 @@ async def _answered(service: Service, settings: Settings, fields: ResponsesReque
     prompt = await prompt_of(service, settings, plan, fields.template_messages, "input", variables=variables)
     plan = await with_thought(service, plan, prompt, None, "tools" if plan.functions else "text.format")
     values = generation_values(fields) | {"logprobs": (fields.top_logprobs or 0) if fields.tells_logprobs else None}
-    ask = await ask_of(service, settings, fields, plan, prompt, values, fields.max_output_tokens, "input")
+    (ask,) = await asks_of(service, settings, fields, plan, prompt, values, fields.max_output_tokens, "input")
     return await answered(service, ask, _Growing(service, fields, plan, ask), streamed=bool(fields.stream))
 
 
@@ -90,8 +90,7 @@ class _Growing:
         thought = self._answer.thought
         before = thought.count if thought else 0
         self._answer.add(delta)
-        if (steps := traced(self._service, delta)) is not None:
-            self._steps += steps["steps"]
+        self._steps += traced(self._service, delta)
         logprobs = chat_entries(self._service, delta.logprobs or ())
         self._answer.forget_logprobs()
         thought_of = thought.count - before if thought else 0

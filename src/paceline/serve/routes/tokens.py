@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence as Many
 from typing import Any
 
 from fastapi import APIRouter
 
 from paceline.serve.asking import Service
+from paceline.serve.conversing import prompt_of
 from paceline.serve.errors import invalid
 from paceline.serve.lengths import check_length
 from paceline.serve.settings import Settings
@@ -31,13 +31,11 @@ def router(service: Service, settings: Settings) -> APIRouter:
             check_length(len(fields.prompt), settings, "prompt")
             ids = await service.encode(fields.prompt, fields.add_special_tokens)
         else:
-            check_length(fields.characters, settings, "messages")
-            tools = await planned(service, fields.template_tools)
-            messages = tools.conversation(fields.template_messages)
+            tools, messages = await planned(service, fields.template_tools), fields.template_messages
             begun, variables = fields.continue_final_message, fields.chat_template_kwargs
-            ids = await service.chat(messages, tools.shown, answer_begun=begun, variables=variables)
+            ids = await prompt_of(service, settings, tools, messages, "messages", begun=begun, variables=variables)
         # texts may be far longer than any prompt: keep slow work off the event loop
-        pieces = await asyncio.to_thread(_shown, service, ids) if fields.return_token_strs else None
+        pieces = await asyncio.to_thread(lambda: [shown(service, token) for token in ids]) if fields.return_token_strs else None
         return {"count": len(ids), "max_model_len": service.context_length, "tokens": ids, "token_strs": pieces}
 
     @routes.post("/detokenize")
@@ -63,7 +61,3 @@ def router(service: Service, settings: Settings) -> APIRouter:
         }
 
     return routes
-
-
-def _shown(service: Service, ids: Many[int]) -> list[str]:
-    return [shown(service, token) for token in ids]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, Tag, model_validator
@@ -199,15 +198,6 @@ class Conversation(Wire):
         elif self.add_generation_prompt is False:
             raise misfit("add_generation_prompt", "may only be false with 'continue_final_message'")
         return self
-
-    @property
-    def characters(self) -> int:
-        """Characters to render and tokenize."""
-        thoughts = sum(len(message.thought) for message in self.messages)
-        calls = [call for message in self.messages for call in message.tool_calls or ()]
-        tools = sum(len(json.dumps(tool.model_dump(exclude_none=True), ensure_ascii=False)) for tool in self.tools or ())
-        texts = sum(len(message.text) for message in self.messages)
-        return texts + thoughts + sum(len(call.function.arguments) for call in calls) + tools
 
     @property
     def template_messages(self) -> list[dict[str, Any]]:

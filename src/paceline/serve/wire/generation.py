@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Many
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
 from paceline.params import Finite, TokenId
 from paceline.serve.errors import invalid
-from paceline.serve.wire.common import Entries, Name, Seed, Text, Wire, misfit, printable, refusal, up_to
+from paceline.serve.wire.common import Entries, Name, Seed, Text, Wire, misfit, refusal, up_to
+from paceline.serve.wire.typed import OfType
 
 Metadata = Annotated[dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Entries(16)]
 
@@ -60,19 +61,14 @@ class CacheControl(Wire):
     scope: Name | None = None
 
 
-class TextPart(Wire):
+class TextPart(OfType):
     """A part of a content; it is text, and any other type (images, audio, files) is refused by name."""
+
+    known: ClassVar = ("text",)
 
     type: Literal["text"]
     text: Text
     cache_control: CacheControl | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _is_text(cls, values: Any) -> Any:
-        if isinstance(values, dict) and isinstance(values.get("type"), str) and values["type"] != "text":
-            raise refusal("type", f"parts are text, not '{printable(values['type'])}'")
-        return values
 
 
 class Prediction(Wire):
@@ -108,6 +104,7 @@ class Extensions(Wire):
     skip_special_tokens: bool | None = None
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
     cache_salt: Annotated[str, Field(max_length=256)] | None = None
+    stream: bool | None = None
     speculation: Speculating | None = None
     prediction: Prediction | None = None
     structured_outputs: StructuredOutputs | None = None
@@ -116,6 +113,12 @@ class Extensions(Wire):
     guided_grammar: Annotated[str, Field(max_length=65536)] | None = None
     guided_decoding_backend: Name | None = None
     guided_choice: Annotated[list[Annotated[str, Field(min_length=1, max_length=4096)]], up_to(256, least=1)] | None = None
+
+    @model_validator(mode="after")
+    def _traced(self) -> Extensions:
+        if self.speculation is not None and self.speculation.trace and not self.stream:
+            raise misfit("speculation.trace", "needs 'stream' to be true")
+        return self
 
 
 class SchemaFormat(Wire):
@@ -162,7 +165,6 @@ class Generation(Extensions):
     response_format: ResponseFormat | None = None
     prompt_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     return_token_ids: bool | None = None
-    stream: bool | None = None
     stream_options: StreamOptions | None = None
 
     spaces_between_special_tokens: bool | None = None
@@ -178,8 +180,6 @@ class Generation(Extensions):
     def _coherent(self) -> Generation:
         if self.stream_options is not None and not self.stream:
             raise misfit("stream_options", "needs 'stream' to be true")
-        if self.speculation is not None and self.speculation.trace and not self.stream:
-            raise misfit("speculation.trace", "needs 'stream' to be true")
         if self.store:
             raise refusal("store", "nothing is stored here")
         if self.service_tier not in (None, "auto", "default"):

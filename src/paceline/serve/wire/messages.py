@@ -7,8 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, Field, Tag, model_validator
 
 from paceline.params import Finite, Grammar
-from paceline.serve.errors import invalid
-from paceline.serve.structured import schema_grammar, structured
+from paceline.serve.structured import only
 from paceline.serve.wire.chat import FunctionName
 from paceline.serve.wire.common import Name, Seed, Text, Wire, misfit, up_to
 from paceline.serve.wire.generation import CacheControl, Extensions
@@ -316,26 +315,15 @@ class MessagesRequest(Prompting, Extensions):
     temperature: Annotated[Finite, Field(ge=0, le=1)] | None = None
     top_p: Annotated[Finite, Field(ge=0, le=1)] | None = None
     stop_sequences: Annotated[list[Annotated[str, Field(min_length=1, max_length=1024)]], up_to(64)] | None = None
-    stream: bool | None = None
     metadata: Metadata | None = None
     service_tier: Literal["auto", "standard_only"] | None = None
     seed: Seed = None
 
-    @model_validator(mode="after")
-    def _traced(self) -> MessagesRequest:
-        if self.speculation is not None and self.speculation.trace and not self.stream:
-            raise misfit("speculation.trace", "needs 'stream' to be true")
-        return self
-
     @property
     def grammar(self) -> Grammar | None:
         """The grammar of the answer's text. Raises APIError (400) if there are several."""
-        outputs = structured(self)
-        if self.output_config is None or self.output_config.format is None:
-            return outputs
-        if outputs is not None:
-            raise invalid("'output_config' excludes other structured output", "output_config.format")
-        return schema_grammar(self.output_config.format.schema_, "output_config.format.schema")
+        asked = self.output_config and self.output_config.format
+        return only(self, asked.schema_ if asked else None, "output_config.format", "output_config.format.schema")
 
 
 def _text(content: str | list[TextBlock]) -> str:

@@ -8,8 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field, Tag, model_validator
 
 from paceline.params import Grammar
-from paceline.serve.errors import invalid
-from paceline.serve.structured import ANY_OBJECT, schema_grammar, structured
+from paceline.serve.structured import only, schema_of
 from paceline.serve.wire.chat import FunctionName
 from paceline.serve.wire.common import Name, Text, Wire, arguments, misfit, printable, refusal, up_to
 from paceline.serve.wire.generation import FOREIGN, Generation
@@ -352,12 +351,9 @@ class ResponsesRequest(Generation):
     @property
     def grammar(self) -> Grammar | None:
         """The grammar of the answer's text. Raises APIError (400) if there are several."""
-        outputs, asked = structured(self), self.text.format if self.text else None
-        if asked is None or asked.type == "text":
-            return outputs
-        if outputs is not None:
-            raise invalid("'text.format' excludes other structured output", "text.format")
-        return ANY_OBJECT if asked.schema_ is None else schema_grammar(asked.schema_, "text.format.schema")
+        asked = self.text and self.text.format
+        schema = schema_of(asked.type, asked.schema_) if asked else None
+        return only(self, schema, "text.format", "text.format.schema")
 
 
 def _parts(content: Content | None) -> list[Part]:
