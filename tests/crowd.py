@@ -187,4 +187,4 @@ class Crowd:
         for part in getattr(drafter, "parts", (drafter,)):
             assert not getattr(part, "_cached", None)
             assert not getattr(part, "_indices", None)
-            assert part.held_bytes == 0
+            assert part.sequence_bytes == 0

@@ -20,7 +20,7 @@ from paceline.kernels.native import layout
 from paceline.models import forms, native, native_drafts, packing
 from paceline.models.families import Family
 from paceline.models.forms import LayerForm
-from paceline.models.llama_tensors import LayerNorms, LlamaTensors
+from paceline.models.llama_tensors import LlamaTensors, Weighted
 from paceline.models.native_drafts import Drafts
 from paceline.models.packing import Weights
 from paceline.models.rotation import STILL, Rotation
@@ -257,7 +257,9 @@ def logits_are_not_scaled(patch: pytest.MonkeyPatch) -> None:
     _formed(patch, logit_scale=1.0)
 
 
-def _with_other_norms(patch: pytest.MonkeyPatch, changed: Callable[[LayerNorms, forms.Form], LayerNorms]) -> None:
+def _with_other_norms(
+    patch: pytest.MonkeyPatch, changed: Callable[[list[Weighted | None], forms.Form], list[Weighted | None]]
+) -> None:
     honest = LlamaTensors.norms
     patch.setattr(LlamaTensors, "norms", lambda self, layer: changed(honest(self, layer), self._form))
 
@@ -266,11 +268,11 @@ def _with_other_norms(patch: pytest.MonkeyPatch, changed: Callable[[LayerNorms, 
 def norms_of_all_heads_begin_anew(patch: pytest.MonkeyPatch) -> None:
     """Every head has the norm weights of the first."""
 
-    def changed(found: LayerNorms, form: forms.Form) -> LayerNorms:
-        if not form.family.wide_norms or found.query is None:
+    def changed(found: list[Weighted | None], form: forms.Form) -> list[Weighted | None]:
+        *common, query, key = found
+        if not form.family.wide_norms or query is None:
             return found
-        weight, bias = found.query
-        return replace(found, query=(weight[: form.head_size].repeat(form.heads), bias))
+        return [*common, (query[0][: form.head_size].repeat(form.heads), query[1]), key]
 
     _with_other_norms(patch, changed)
 
@@ -323,8 +325,9 @@ def whole_heads_are_rotated(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("native families")
 def norms_behind_blocks_come_before_them(patch: pytest.MonkeyPatch) -> None:
-    def changed(found: LayerNorms, form: forms.Form) -> LayerNorms:
-        return found if found.after_mlp is None else replace(found, before_mlp=found.after_mlp, after_mlp=found.before_mlp)
+    def changed(found: list[Weighted | None], form: forms.Form) -> list[Weighted | None]:
+        before, behind, before_mlp, after_mlp, *own = found
+        return found if after_mlp is None else [before, behind, after_mlp, before_mlp, *own]
 
     _with_other_norms(patch, changed)
 

@@ -232,7 +232,7 @@ def test_bytes_that_the_inner_drafter_holds_are_not_counted_as_sequence_bytes() 
     engine = engine_of(model, drafter)
     served(engine, [([1, 2, 3, 1, 2], params) for params in PARAMS])
     engine.prefixes.make_room(0)
-    assert pair._pair.drafter.held_bytes > 0
+    assert pair._pair.drafter._past
     assert drafter.sequence_bytes == 0
 
 
@@ -246,7 +246,7 @@ def test_a_whole_engine_on_a_cascade_keeps_the_text() -> None:
     for (prompt, params), (sequence, _) in zip(requests, served(engine, requests), strict=True):
         oracle = wanted(model, engine.tokenizer, prompt, params, sequence.seed, engine.longest)  # pyright: ignore[reportArgumentType]
         assert sequence.generated == oracle.tokens
-    assert drafter.held_bytes == 0
+    assert drafter.sequence_bytes == 0
     assert not pair._seen
     assert not pair._shadows
 
@@ -259,8 +259,8 @@ def test_a_fork_of_a_fork_within_one_step_drafts_what_the_first_fork_does() -> N
     first, second, third = (Sequence(key, (1, 2, 3, 1, 2), SamplingParams(), 0) for key in range(3))
     first.commit((3, 1, 2, 3, 1, 2), ())
     drafter.propose([first], [Budget(4, 4)])
-    drafter.fork(0, 1)
-    drafter.fork(1, 2)
+    drafter.fork(0, 1, 11)
+    drafter.fork(1, 2, 11)
     for sequence in (second, third):
         sequence.commit((4,), ())
     trees = drafter.propose([second, third], [Budget(4, 4)] * 2)

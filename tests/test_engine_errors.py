@@ -68,7 +68,7 @@ def ended(engine: Engine, sequences: list[Sequence]) -> dict[Sequence, Progress]
 def idle(engine: Engine) -> bool:
     engine.forget()
     drafter = engine.speculative.drafter
-    return not (engine.has_work or engine.stops._streams or engine.speculative.cache.held_bytes or drafter.held_bytes)
+    return not (engine.has_work or engine.stops._streams or engine.speculative.cache.held_bytes or drafter.sequence_bytes)
 
 
 @pytest.mark.parametrize("cache", [RecordingCache, DenseTableCache])
@@ -381,7 +381,7 @@ def test_the_reference_drafter_holds_nothing_of_ended_requests() -> None:
         sequence = engine.add([number % 5, *([n * n % 5 for n in range(20)])], PARAMS, reference=[1, 2, 3] * 700)
         ended(engine, [sequence])
     assert engine.prefixes.kept_tokens > 0
-    assert engine.speculative.drafter.held_bytes == 0
+    assert engine.speculative.drafter.sequence_bytes == 0
 
 
 def test_a_request_that_ended_in_a_step_that_failed_is_told_of_when_all_are_aborted(monkeypatch: pytest.MonkeyPatch) -> None:

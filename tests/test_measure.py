@@ -65,7 +65,7 @@ def test_forwards_by_rows_and_costly_drafts_are_measured(folder: Path) -> None:
     assert {batch for _, batch in speculative.costs.drafts["model"].points} == {1, 4, 16}
     # the measurement leaves nothing in the caches
     assert speculative.cache.held_bytes == 0
-    assert speculative.drafter.held_bytes == 0
+    assert speculative.drafter.sequence_bytes == 0
 
 
 def test_what_was_measured_is_read_at_the_next_start(folder: Path, machine: Machine) -> None:
@@ -261,7 +261,7 @@ def test_what_there_is_no_memory_for_is_left_out(
     measure.measure(speculative, 4096, "a")
     assert max(speculative.costs.curve.points) == rows
     assert speculative.costs.drafts["model"].points
-    assert speculative.drafter.held_bytes == 0
+    assert speculative.drafter.sequence_bytes == 0
     # incomplete costs are not saved: another start may have more memory
     assert folder.exists() == (most == 127)
     model.most = inf
@@ -278,7 +278,7 @@ def test_drafts_that_there_is_no_memory_for_are_left_out(folder: Path, once: Non
     assert {batch for _, batch in speculative.costs.drafts["model"].points} == {1}
     assert speculative.costs.reading["model"] >= 0.0
     assert max(speculative.costs.curve.points) == 96
-    assert speculative.drafter.held_bytes == 0
+    assert speculative.drafter.sequence_bytes == 0
     assert not folder.exists()
 
 

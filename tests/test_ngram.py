@@ -161,7 +161,7 @@ def test_a_fork_cut_back_goes_on_as_if_it_had_never_seen_more(
     drafter, owner = NgramDrafter(options), sequence(0, text)
     proposed(drafter, owner, drafter.budget)
     before = proposed(drafter, owner, drafter.budget)
-    drafter.fork(0, 1)
+    drafter.fork(0, 1, len(text))
     drafter.truncate(1, kept)
     fresh = NgramDrafter(options)
     proposed(fresh, sequence(1, text[: max(kept, 1)]), fresh.budget)
@@ -188,9 +188,9 @@ def test_a_released_sequence_holds_no_bytes_and_is_rebuilt_from_its_tokens() -> 
     drafter, owner = NgramDrafter(Options()), sequence(0, [1, 2, 3, 4, 1, 2, 3])
     before = proposed(drafter, owner, drafter.budget)
     assert len(before) > 1
-    assert drafter.held_bytes > 0
+    assert drafter.sequence_bytes > 0
     drafter.release(0)
-    assert drafter.held_bytes == 0
+    assert drafter.sequence_bytes == 0
     assert proposed(drafter, owner, drafter.budget) == before
 
 

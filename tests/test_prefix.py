@@ -268,7 +268,7 @@ def test_caches_hold_nothing_after_abort_all_and_forget() -> None:
     engine.abort_all()
     engine.forget()
     assert engine.speculative.cache.held_bytes == 0
-    assert engine.speculative.drafter.held_bytes == 0
+    assert engine.speculative.drafter.sequence_bytes == 0
     assert not engine.prefixes._trees
     assert ended(engine, [1, *PROMPT]).cached_tokens == 0
 

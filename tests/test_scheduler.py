@@ -359,9 +359,3 @@ def test_a_request_that_cannot_be_served_is_refused_and_leaves_nothing(prompt, p
         engine.add(prompt, SamplingParams(**params))
     assert not engine.has_work
     assert engine.step() == []
-
-
-@pytest.mark.parametrize("name", ["batch", "chunk", "cache_tokens", "shortest_prefix"])
-def test_limits_of_nothing_are_refused(name: str) -> None:
-    with pytest.raises(ValueError, match="at least 1"):
-        Limits(**{name: 0})

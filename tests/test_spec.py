@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from paceline.compose import is_automatic, spelled_out
+from paceline.compose import spelled_out, usual_policy
 from paceline.drafters import ngram, none
 from paceline.registry import DRAFTERS, POLICIES, VERIFIERS, UnknownMethod
 from paceline.spec import Combination, Method, SpecError, bind, parse
@@ -169,16 +169,16 @@ def test_a_spec_with_a_stray_colon_or_comma_is_refused(text: str, said: str) -> 
 
 @pytest.mark.parametrize("text", ["auto+ngram", "ngram+auto", "auto^model:x", "auto@int8"])
 def test_auto_is_part_of_no_other_spec(text: str) -> None:
-    assert not is_automatic(text)
+    assert usual_policy(text) == "fixed"
     told = r"^'auto' stands alone, or names a smaller model as in 'auto:PATH'; for this model it is 'ngram\+recycle'$"
     with pytest.raises(SpecError, match=told):
         spelled_out(text, "/a/model")
 
 
 def test_auto_and_what_it_stands_for() -> None:
-    assert is_automatic(" auto ")
+    assert usual_policy(" auto ") == "adaptive"
     assert spelled_out("auto", "/a/model") == "ngram+recycle"
-    assert not is_automatic("auto:/a/small+one")
-    assert is_automatic('auto:"/a/small+one"')
+    assert usual_policy("auto:/a/small+one") == "fixed"
+    assert usual_policy('auto:"/a/small+one"') == "adaptive"
     assert spelled_out('auto:"/a/small+one"', "/a/model").removesuffix("@int8") == 'ngram+model:"/a/small+one",depth=8'
     assert spelled_out("ngram", "/a/model") == "ngram"

@@ -100,6 +100,15 @@ KINDS: dict[str, dict[str, Any]] = {
         "shared_expert_intermediate_size": 32,
     },
     "lfm2": {"layer_types": ["conv", "full_attention"], "conv_L_cache": 3},
+    "longcat_flash": {
+        **{name: number for name, number in _LATENT.items() if name not in ("n_group", "topk_group", "first_k_dense_replace")},
+        "num_layers": 2,
+        "ffn_hidden_size": 48,
+        "moe_topk": 2,
+        "zero_expert_num": 2,
+        "expert_ffn_hidden_size": 32,
+        "n_routed_experts": 4,
+    },
     "mamba2": {"num_heads": 8, "head_dim": 16, "state_size": 8, "n_groups": 1, "expand": 2, "chunk_size": 8},
 }
 """Configuration overrides of each family, on top of `_SMALL`."""

@@ -40,7 +40,7 @@ from paceline.sequence import Sequence
 from paceline.speculative import Speculative
 from paceline.step import Step, Verdict
 from paceline.tree import DraftTree, Proposal
-from paceline.verifiers.base import Verifier, judged
+from paceline.verifiers.base import Verifier
 
 
 class Cascade(LanguageModel):
@@ -63,7 +63,7 @@ class Cascade(LanguageModel):
 
     def new_cache(self) -> KVCache:
         """The one cache of this pair: it has a single owner."""
-        return _PairCache(self)
+        return _PairCache(self, self._pair.cache)
 
     def score(self, step: Step, cache: KVCache, taps: Iterable[int] = ()) -> Scores:
         return self._pair.target.score(step, self._pair.cache, taps)
@@ -110,7 +110,7 @@ class Cascade(LanguageModel):
             except LogitsError as error:
                 # logits that are not numbers end their own draft (or all, if it is unknown), never a request
                 for draft in [draft for draft in live if draft.shadow is error.sequence] or live:
-                    draft.end()
+                    draft.depth -= draft.left
                 continue
             for draft in live:
                 draft.judge(self._verifier.confidences_of(draft.shadow.key))
@@ -197,7 +197,7 @@ class Cascade(LanguageModel):
             if part.watches:
                 part.observe([request], [DraftTree.root(request.root)], [Verdict()], nothing)
 
-    def fork(self, key: int, new_key: int, length: int | None) -> None:
+    def fork(self, key: int, new_key: int, length: int) -> None:
         """Give `new_key` the state of `key`."""
         self._pair.cache.fork(key, new_key, length)
         self._pair.drafter.fork(key, new_key, length)
@@ -216,11 +216,6 @@ class Cascade(LanguageModel):
         seen = self._shadows[key].sequence.tokens if key in self._shadows else self._seen.get(key)
         if seen is not None:
             self._seen[new_key] = list(seen)
-
-    @property
-    def inner_cache(self) -> KVCache:
-        """The model's cache."""
-        return self._pair.cache
 
     @property
     def held_bytes(self) -> int:
@@ -258,7 +253,6 @@ class _Shadow:
         right = known + _alike(shadow.tokens[known:], request.tokens[known:])
         # the request's constraint has already read the tokens committed below
         shadow.constraint = None
-        shadow.logprobs.clear()
         shadow.sources.clear()
         shadow.take_back(right)
         shadow.commit(tuple(request.tokens[right:]), ())
@@ -275,7 +269,6 @@ class _Confident(Verifier):
     """A verifier that also records the inner model's confidence in each emitted token."""
 
     def __init__(self, verifier: Verifier) -> None:
-        self.name, self.exactness, self.prefers = verifier.name, verifier.exactness, verifier.prefers
         self._verifier = verifier
         self._confidences: dict[int, list[float]] = {}
 
@@ -294,11 +287,10 @@ class _Confident(Verifier):
 
 def _confidences(sequence: Sequence, rows: torch.Tensor, verdict: Verdict) -> list[float]:
     """Confidences of the tokens that a step emitted for a sequence."""
-    with judged(sequence):
-        return [
-            confidence(rows[node], Context(sequence, verdict.tokens[:level]), verdict.tokens[level])
-            for level, node in enumerate((0, *verdict.path))
-        ]
+    return [
+        confidence(rows[node], Context(sequence, verdict.tokens[:level]), verdict.tokens[level])
+        for level, node in enumerate((0, *verdict.path))
+    ]
 
 
 def confidence(row: torch.Tensor, context: Context, token: int) -> float:
@@ -306,7 +298,7 @@ def confidence(row: torch.Tensor, context: Context, token: int) -> float:
     noise included. row: float32 [V], the model's logits. Raises LogitsError where they are not numbers."""
     scores, sequence = target_scores(row, context).cpu().numpy(), context.sequence
     if not np.isfinite(scores.max()):
-        raise LogitsError
+        raise LogitsError(sequence)
     noise = (sequence.seed, context.position) if sequence.params.temperature > 0.0 else None
     return float(chosen_shares(scores, [token], noise)[0])
 
@@ -327,10 +319,6 @@ class _Draft:
     def left(self) -> int:
         return self.depth - (len(self.shadow.tokens) - len(self.sequence.tokens))
 
-    def end(self) -> None:
-        """End the draft with what is drafted so far."""
-        self.depth -= self.left
-
     def judge(self, confidences: Many[float]) -> None:
         """Add the confidences of the tokens that a step drafted, and end the draft behind the first token that is too unlikely or
         ends the text, as the model alone would."""
@@ -348,8 +336,8 @@ class _Draft:
 class _PairCache(KVCache):
     """The model's cache as its owner sees it: releasing a sequence also releases it in the inner drafter."""
 
-    def __init__(self, cascade: Cascade) -> None:
-        self._cascade, self._cache = cascade, cascade.inner_cache
+    def __init__(self, cascade: Cascade, cache: KVCache) -> None:
+        self._cascade, self._cache = cascade, cache
         self.branching = self._cache.branching
 
     def length(self, key: int) -> int:
@@ -366,7 +354,7 @@ class _PairCache(KVCache):
         self._cascade.took_back(key, length)
 
     def fork(self, key: int, new_key: int, length: int | None = None) -> None:
-        self._cascade.fork(key, new_key, length)
+        self._cascade.fork(key, new_key, self._cache.length(key) if length is None else length)
 
     def move(self, key: int, new_key: int) -> None:
         self._cascade.move(key, new_key)

@@ -58,11 +58,6 @@ def automatic(model_path: str, draft_path: str = "") -> str:
     return f'{found}+model:"{draft}",depth=8{f"@{weights}" if packs_weights(draft) else ""}'
 
 
-def is_automatic(draft: str) -> bool:
-    """Whether a draft is `auto`, with or without a path. Raises SpecError where it cannot be parsed."""
-    return _smaller(draft) is not None
-
-
 def _smaller(draft: str) -> str | None:
     """The path of the smaller model that an `auto` spec names, "" for none; None for any other draft."""
     spec = parse(draft)
@@ -75,7 +70,7 @@ def _smaller(draft: str) -> str | None:
 
 def usual_policy(draft: str) -> str:
     """The default policy for a user's `draft`. Raises SpecError where it cannot be parsed."""
-    return "adaptive" if is_automatic(draft) else "fixed"
+    return "adaptive" if _smaller(draft) is not None else "fixed"
 
 
 def spelled_out(draft: str, model_path: str) -> str:

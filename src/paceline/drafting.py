@@ -95,10 +95,7 @@ class Drafting:
             return drafts, 0.0
         asked_s = 0.0
         for part in self._drafter.parts:
-            served = self._served(part, sequences, named)
-            if len(roomy) < len(work):
-                served = [at for at in served if work[at].room.some]
-            if served:
+            if served := [at for at in roomy if self._serves(part, sequences[at])]:
                 asked_s += self._ask(part, [(drafts[at], work[at]) for at in served])
         self._trim(drafts, sequences)
         return drafts, asked_s
@@ -150,15 +147,6 @@ class Drafting:
             kept = self._policy.trimmed([sequences[at] for at in free], [drafts[at].tree for at in free])
             for at, tree in zip(free, kept, strict=True):
                 drafts[at].tree = tree
-
-    def _served(self, part: Drafter, sequences: Many[Sequence], named: bool) -> Many[int]:
-        """Places of the sequences for which a part may draft. named: whether any of them names its drafters."""
-        # nearly always none does, and then no sequence needs to be checked
-        if not named and part.name in self._on_request:
-            return ()
-        if not named and part.suits_all:
-            return range(len(sequences))
-        return [place for place, sequence in enumerate(sequences) if self._serves(part, sequence)]
 
     def _serves(self, part: Drafter, sequence: Sequence) -> bool:
         """Whether a part may draft for a sequence, and has anything to draft from."""

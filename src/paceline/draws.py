@@ -18,14 +18,14 @@ _STRETCH = 512
 """Tokens per block: the sums of all blocks are computed first, then a token is searched for within one block."""
 
 
-def chance(sequence: Sequence, name: str, node: int, trial: int = 0) -> float:
+def chance(sequence: Sequence, name: str, node: int) -> float:
     """A number between 0 and 1 for one test at a node of the tree below this sequence's root."""
-    return uniform(stream(sequence.draws_seed, name, node, trial), len(sequence.tokens))
+    return uniform(stream(sequence.draws_seed, name, node), len(sequence.tokens))
 
 
-def happens(probability: float, sequence: Sequence, name: str, node: int, trial: int = 0) -> bool:
+def happens(probability: float, sequence: Sequence, name: str, node: int) -> bool:
     """The outcome of a test that succeeds with this probability."""
-    return chance(sequence, name, node, trial) < probability
+    return chance(sequence, name, node) < probability
 
 
 def drawn(probs: np.ndarray, sequence: Sequence, name: str, node: int) -> int:

@@ -23,7 +23,7 @@ LARGEST_GUMBEL = 22.88
 _WORD = 0xFFFFFFFF
 _LONG = 0xFFFFFFFFFFFFFFFF
 _PROBES = 64
-_SMALL = 8192
+SMALL = 8192
 """Up to this many tokens all are noised: filtering them would cost more."""
 _TILE = 16384
 """Tokens hashed at once: what stays in the innermost cache costs half."""
@@ -138,7 +138,7 @@ def noised_best(scores: torch.Tensor, seed: int, position: int, count: int = 1) 
     row = scores.numpy()
     if not row.max() > -np.inf:
         return []
-    tokens = np.arange(len(row), dtype=np.int32) if len(row) <= _SMALL else _contenders(row, seed, position, count)
+    tokens = np.arange(len(row), dtype=np.int32) if len(row) <= SMALL else _contenders(row, seed, position, count)
     noised = row[tokens] + gumbel(seed, position, tokens).astype(np.float64)
     places = [noised.argmax()] if count == 1 else torch.from_numpy(noised).topk(min(count, len(noised))).indices.tolist()
     return [int(tokens[place]) for place in places if noised[place] > -np.inf]

@@ -11,10 +11,8 @@ from collections.abc import Iterator, Sequence as Many
 import numpy as np
 import torch
 
-from paceline.noise import gumbel, noised_best
+from paceline.noise import SMALL, gumbel, noised_best
 
-_FEW = 8192
-"""Up to so many tokens all are noised."""
 _FAR = 12.0
 """In larger vocabularies, tokens whose scores are further than this below the largest are ignored in confidences."""
 
@@ -33,7 +31,7 @@ class Noise:
     def ranked(self, scores: torch.Tensor, count: int) -> Ranked:
         """The `count` tokens with the largest scores + noise. scores: float32 [V]."""
         row = scores.cpu().numpy()
-        if len(row) <= _FEW:
+        if len(row) <= SMALL:
             if self._all is None:
                 self._all = gumbel(self.seed, self.position, np.arange(len(row), dtype=np.int32)).astype(np.float64)
             return _ranked(row + self._all, count)
@@ -92,7 +90,7 @@ def chosen_shares(row: np.ndarray, tokens: Many[int], noise: tuple[int, int] | N
     """Shares of tokens in the softmax of what they were chosen by. row: float [V], the scores. noise: seed and position of the
     noise that was added to them; None for none."""
     # noise may lift low scores too: in small vocabularies all tokens count, as they did in the ranking
-    few = noise is not None and len(row) <= _FEW
+    few = noise is not None and len(row) <= SMALL
     near = np.arange(len(row)) if few else np.union1d(np.flatnonzero(row >= row.max() - _FAR), tokens)
     chosen_by = row[near].astype(np.float64)
     if noise is not None:

@@ -24,8 +24,6 @@ AUTO = "auto"
 """The draft that suits the model. It names no single method, so it cannot be combined with others."""
 _EMBEDDED = Path(__file__).with_name("weights")
 """A folder for each model that is shipped."""
-_NEAR = 0.6
-"""Similarity, from 0 to 1, from which a name is suggested for another; difflib's own default."""
 
 
 class UnknownMethod(PacelineError):
@@ -36,7 +34,7 @@ class UnknownMethod(PacelineError):
 def suggestion(name: str, names: Iterable[str]) -> str:
     """A suggestion for a name that is none of these: the nearest one, ignoring case, or else all of them."""
     lowered = {one.lower(): one for one in names}
-    near = get_close_matches(name.lower(), lowered, 1, _NEAR)
+    near = get_close_matches(name.lower(), lowered, 1)
     if near:
         return f"the nearest is '{lowered[near[0]]}'"
     return f"choose from {', '.join(lowered.values())}" if lowered else "there are none"

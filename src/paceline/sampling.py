@@ -130,13 +130,13 @@ def target_scores(logits: torch.Tensor, context: Context) -> torch.Tensor:
     return narrowed(shaped(logits, context), context.sequence.params)
 
 
-def probabilities(scores: torch.Tensor) -> np.ndarray:
-    """float64 [V]: the softmax of scores. Raises LogitsError where they are not numbers."""
+def probabilities(scores: torch.Tensor, sequence: Sequence | None = None) -> np.ndarray:
+    """float64 [V]: the softmax of scores. Raises LogitsError, with the sequence, where they are not numbers."""
     # numpy: a few thousand numbers are not worth waking torch's threads for
     row = scores.cpu().numpy().astype(np.float64)
     best = row.max()
     if not math.isfinite(best):
-        raise LogitsError
+        raise LogitsError(sequence)
     weights = np.exp(row - best)
     return weights / weights.sum()
 

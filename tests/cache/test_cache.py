@@ -124,27 +124,20 @@ class Panels(Store):
         return sum(slab.keys.nbytes + slab.values.nbytes for slab in self.cache._slabs.values())
 
 
-class Lists:
-    """Opaque states as lists, which a forward extends in place."""
+def keep(state: list[int], length: int, slots: Any) -> None:
+    """Opaque states are lists here, which a forward extends in place."""
+    state[:] = state[:length] + [state[slot] for slot in slots]
 
-    def new(self) -> list[int]:
-        return []
 
-    def copy(self, state: list[int]) -> list[int]:
-        return list(state)
-
-    def keep(self, state: list[int], length: int, slots: Any) -> None:
-        state[:] = state[:length] + [state[slot] for slot in slots]
-
-    def nbytes(self, state: list[int]) -> int:
-        return 8 * len(state)
+def nbytes(state: list[int]) -> int:
+    return 8 * len(state)
 
 
 class Whole(Store):
     branching = Branching.TREE
 
     def __init__(self) -> None:
-        self.cache: StatefulCache[list[int]] = StatefulCache(Lists(), self.branching)
+        self.cache: StatefulCache[list[int]] = StatefulCache(list, list, keep, nbytes, self.branching)
 
     def write(self, step: Step, part: float = 1.0) -> None:
         for segment in step.segments:
@@ -161,7 +154,7 @@ class WholeChains(Whole):
 
 class Snapshots(Store):
     def __init__(self) -> None:
-        self.cache: ReplayCache[list[int]] = ReplayCache(Lists().copy, lambda *states: sum(map(Lists().nbytes, states)))
+        self.cache: ReplayCache[list[int]] = ReplayCache(list, lambda *states: sum(map(nbytes, states)))
 
     def write(self, step: Step, part: float = 1.0) -> None:
         for segment in step.segments:
@@ -171,7 +164,7 @@ class Snapshots(Store):
             state.extend(marks[:certain])
             if certain:
                 self.cache.reach(key, segment.start + certain, state)
-                state = self.cache.branch(state)
+                state = list(state)
             if part == 1.0 and certain < len(marks):
                 state.extend(marks[certain:])
                 self.cache.reach(key, segment.end, state)

@@ -164,13 +164,13 @@ def test_a_drafter_drafts_as_a_fresh_one_after_truncate_and_release(
     owner.commit(tuple(more), ("",) * len(more))
     before = proposed(drafter, owner)
     assert before == proposed(drafter_of(module, module.Options(width=3)), owner)
-    assert drafter.held_bytes > 0
+    assert drafter.sequence_bytes > 0
     del owner.tokens[kept:]
     drafter.truncate(owner.key, kept)
     assert proposed(drafter, owner) == proposed(drafter_of(module, module.Options(width=3)), owner)
     drafter.release(owner.key)
     drafter.release(owner.key)
-    assert drafter.held_bytes == 0
+    assert drafter.sequence_bytes == 0
 
 
 def test_a_file_is_counted_once_for_all_requests(tmp_path: Path) -> None:
@@ -178,7 +178,7 @@ def test_a_file_is_counted_once_for_all_requests(tmp_path: Path) -> None:
     drafter = bigram.build(bigram.Options(file=file, depth=3), surroundings())
     assert tree_text(proposed(drafter, request(b"x t"))) == "the "
     assert tree_text(proposed(drafter, request(b"Q", key=1)))[0] == "Q", "a token that is not in the file"
-    assert drafter.held_bytes == 0
+    assert drafter.sequence_bytes == 0
     commonest = unigram.build(unigram.Options(file=file), surroundings())
     assert tree_text(proposed(commonest, request(b"q"))) == "q "
 

@@ -126,15 +126,15 @@ def test_logits_that_are_not_numbers_end_no_request() -> None:
 def test_a_released_or_truncated_sequence_starts_anew_from_its_tokens() -> None:
     run = Run(drafter(), TableModel(9), request(PROMPT))
     run.step()
-    assert run.drafter.held_bytes > 0
+    assert run.drafter.sequence_bytes > 0
     run.drafter.release(0)
-    assert run.drafter.held_bytes == 0
+    assert run.drafter.sequence_bytes == 0
     fresh = drafter()
     assert run.drafter.propose([run.owner], [fresh.budget]) == fresh.propose([run.owner], [fresh.budget])
     run.step()
     run.drafter.truncate(0, 4)
-    assert run.drafter.held_bytes == 0
+    assert run.drafter.sequence_bytes == 0
     run.step()
     run.owner.finish_reason = "stop"
     run.step()
-    assert run.drafter.held_bytes == 0, "nothing is stored for a request that has ended"
+    assert run.drafter.sequence_bytes == 0, "nothing is stored for a request that has ended"

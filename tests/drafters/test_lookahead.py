@@ -208,9 +208,9 @@ def test_a_released_sequence_starts_anew_from_its_tokens() -> None:
     run = Run(LookaheadDrafter(Options()), TableModel(9), request([4, 1, 2, 7, 7, 3]))
     for _ in range(5):
         run.step()
-    assert run.drafter.held_bytes > 0
+    assert run.drafter.sequence_bytes > 0
     run.drafter.release(0)
-    assert run.drafter.held_bytes == 0
+    assert run.drafter.sequence_bytes == 0
     fresh = LookaheadDrafter(Options())
     assert run.drafter.propose([run.owner], [fresh.budget]) == fresh.propose([run.owner], [fresh.budget])
 

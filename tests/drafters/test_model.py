@@ -150,13 +150,13 @@ def test_drafts_depend_on_the_text_alone(spec: str) -> None:
             drafter.fork(owner.key, 98, short)
             assert drafter._cache.length(98) <= short
             drafter.release(98)
-            drafter.fork(owner.key, 99)
+            drafter.fork(owner.key, 99, len(owner.tokens))
             assert drafter.propose([other := _twin(owner, 99)], [drafter.budget])[0].tokens[0] == other.root
             drafter.release(99)
         if turn % 5 == 4:
             drafter.truncate(owner.key, len(owner.tokens) - 4)
     drafter.release(owner.key)
-    assert drafter.held_bytes == 0
+    assert drafter.sequence_bytes == 0
 
 
 @pytest.mark.parametrize("at", [0, 1])

@@ -247,10 +247,10 @@ def test_held_bytes_are_bounded_by_the_reference_and_released_with_the_request()
     drafter = ReferenceDrafter(Options())
     owner = request(PROMPT, text(500, Random(3)))
     steps(drafter, owner, text(1000, Random(4)))
-    assert 0 < drafter.held_bytes < 500 * 24 + 1000
+    assert 0 < drafter.sequence_bytes < 500 * 24 + 1000
     drafter.release(owner.key)
     drafter.release(owner.key)
-    assert drafter.held_bytes == 0
+    assert drafter.sequence_bytes == 0
 
 
 def test_a_long_file_is_indexed_before_anyone_drafts_from_it(tmp_path: Path) -> None:
@@ -354,7 +354,7 @@ def test_a_file_is_the_reference_of_requests_that_bring_none(embedded: LLM, tmp_
     assert drafted.token_ids == plain.token_ids
     assert drafted.speculation.tau > 8 > 4 > plain.speculation.tau
     embedded.engine.forget()
-    assert embedded.engine.speculative.drafter.held_bytes == 0
+    assert embedded.engine.speculative.drafter.sequence_bytes == 0
 
 
 @pytest.mark.parametrize(

@@ -82,7 +82,7 @@ def test_ties_and_extremes(values: list[float], cut: dict[str, Any], temperature
 def told(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Returns a list that grows with each use of the torch implementation."""
     asked: list[int] = []
-    monkeypatch.setattr(distributions, "probabilities", lambda scores: asked.append(1) or probabilities(scores))
+    monkeypatch.setattr(distributions, "probabilities", lambda *given: asked.append(1) or probabilities(*given))
     return asked
 
 

@@ -24,9 +24,10 @@ from paceline.growth import Growth
 from paceline.models import fused, paged
 from paceline.models.base import KV_CACHES, ModelError
 from paceline.models.checkpoint import inspected
+from paceline.models.context import context_length
 from paceline.models.forms import Unsuited
 from paceline.models.fused import FusedModel, fused_model
-from paceline.models.load import _configuration, context_length
+from paceline.models.load import _configuration
 from paceline.models.taps import decoder_layers, tapped
 from paceline.sequence import Sequence
 from paceline.step import Step, Verdict

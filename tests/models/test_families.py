@@ -57,7 +57,7 @@ SETTINGS: list[tuple[str, dict[str, Any]]] = [
 ]
 """Configuration settings that models of the transformers backend publish, with values other than the defaults."""
 ADDITIVE = ["falcon", "gptj", "codegen"]
-CHAINS = ["bloom", "mpt", "gpt_neo"]
+CHAINS = ["bloom", "mpt", "gpt_neo", "longcat_flash"]
 REPLAYED = ["qwen3_next", "lfm2", "mamba2"]
 TOLERANCE = 1e-4
 """Largest difference of a logit; logits range over tens."""

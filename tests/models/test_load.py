@@ -26,8 +26,9 @@ from paceline.cache.base import Branching
 from paceline.models import embedded
 from paceline.models.base import ModelError
 from paceline.models.checkpoint import inspected, name_of
+from paceline.models.context import context_length
 from paceline.models.embedded import DEFAULT, draft_of, embedded_models
-from paceline.models.load import context_length, load_model, resolve
+from paceline.models.load import load_model, resolve
 from paceline.models.quiet import quiet, sentence
 from paceline.models.stated import StatedConfig
 from paceline.models.tokenizer import Tokenizer
@@ -406,10 +407,44 @@ def test_the_context_ends_where_a_longrope_changes(parameters: dict[str, Any] | 
     assert context_length(config) == length
 
 
-def test_the_context_ends_where_sparse_attention_begins_to_select(tmp_path: Path) -> None:
-    """Past `index_topk` tokens transformers contradicts itself: whole, in chunks and token by token, it selects other tokens."""
+@pytest.mark.parametrize(
+    ("settings", "length"),
+    [
+        ({"index_topk": 24, "layer_types": ["full_attention", "indexed_attention"]}, 24),
+        ({"index_topk": 24, "layer_types": ["full_attention", "sliding_attention"]}, 256),
+        (
+            {
+                "index_topk": 24,
+                "layer_types": ["compressed_sparse_attention"],
+                "compress_rates": {"compressed_sparse_attention": 4},
+            },
+            96,
+        ),
+        ({"keep_window_size": 32}, 32),
+    ],
+    ids=["DeepSeek-V3.2", "a form without such layers", "DeepSeek-V4", "Doge"],
+)
+def test_the_context_ends_where_sparse_attention_begins_to_select(settings: dict[str, Any], length: int) -> None:
+    """Past it transformers contradicts itself: whole, in chunks and token by token, it selects other tokens."""
+    assert context_length(StatedConfig(max_position_embeddings=256, rope_parameters=None, **settings)) == length
+
+
+def test_a_model_with_sparse_attention_is_served_up_to_where_it_selects(tmp_path: Path) -> None:
     save_tiny(tmp_path, kind="deepseek_v32", index_topk=24)
     assert load_model(tmp_path).context_length == 24
+
+
+@pytest.mark.parametrize("limit", [(0.0, float("inf")), (0.5, 0.6)], ids=str)
+def test_a_token_of_mamba_has_the_same_numbers_alone_and_among_others(tmp_path: Path, limit: tuple[float, float]) -> None:
+    """transformers limits the time steps of several rows, but not those of one. It writes infinity as an object."""
+    save_tiny(tmp_path, kind="mamba2", time_step_limit=limit)
+    model, text = load_model(tmp_path), tuple(range(3, 43))
+    cache, other = model.new_cache(), model.new_cache()
+    owner = sequence(0, text)
+    whole = model.logits_after([(owner, text)], cache)
+    for token in text:
+        last = model.logits_after([(owner, (token,))], other)
+    assert float((whole - last).abs().max() / whole.std()) < 1e-3
 
 
 STRETCHED: dict[str, tuple[dict[str, Any], dict[str, Any], int]] = {

@@ -216,11 +216,11 @@ def test_a_text_that_shares_its_beginning_reads_the_rest_alone(folder: Path) -> 
     owner = Sequence(0, tuple(text), SamplingParams(), seed=0)
     model.extend([owner], [Budget(4, 4)], "m")
     model.settle(0)
-    model.fork(0, 1)
+    model.fork(0, 1, len(text))
     model.truncate(1, 15)
     model.release(0)
     # forked again before it was used
-    model.fork(1, 2)
+    model.fork(1, 2, 15)
     assert model._cache.length(2) == model._cache.length(1) > 0
     model.release(2)
     sharing = Sequence(1, (*text[:15], *texts(folder, 6, 5)[1:]), SamplingParams(), seed=0)

@@ -14,9 +14,10 @@ import torch
 from models.test_native import CASES
 from native import checkpoint
 from paceline.models.checkpoint import inspected
+from paceline.models.context import context_length
 from paceline.models.embedded import DEFAULT, embedded_path
 from paceline.models.forms import form_of
-from paceline.models.load import _configuration, context_length
+from paceline.models.load import _configuration
 from paceline.models.rotation import Rotation
 from paceline.models.stated import stated
 

@@ -47,10 +47,6 @@ class ReplayCache(KVCache, Generic[State]):
         snapshots = self._snapshots.get(key)
         return self._copy(snapshots[-1][1]) if snapshots else None
 
-    def branch(self, state: State) -> State:
-        """A copy to go on from, so that `state` itself may be handed to `reach`."""
-        return self._copy(state)
-
     def reach(self, key: int, length: int, state: State) -> None:
         """Offer a state that the staged step passed through, after `length` tokens; no forward may touch it afterwards."""
         self._reached.setdefault(key, []).append((length, state))

@@ -6,8 +6,8 @@ model.
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Many
-from typing import Generic, Protocol, TypeVar
+from collections.abc import Callable, Sequence as Many
+from typing import Generic, TypeVar
 
 from paceline.cache.base import Branching, KVCache, check_chains, check_starts, kept_slots
 from paceline.sequence import Sequence
@@ -16,32 +16,23 @@ from paceline.step import Step, Verdict
 State = TypeVar("State")
 
 
-class States(Protocol[State]):
-    """What can be done to the state of one sequence."""
-
-    def new(self) -> State:
-        """A state that has seen nothing."""
-        ...
-
-    def copy(self, state: State) -> State:
-        """A copy that later forwards on the original do not touch."""
-        ...
-
-    def keep(self, state: State, length: int, slots: Many[int]) -> None:
-        """Keep, in place, the first `length` slots and then `slots` in that order; there may be fewer than `length`."""
-        ...
-
-    def nbytes(self, state: State) -> int:
-        """Bytes of device memory it holds."""
-        ...
-
-
 class StatefulCache(KVCache, Generic[State]):
-    """Per sequence one state, whose first `length` slots are committed; others are removed before the state is used again."""
+    """Per sequence one state, whose first `length` slots are committed; others are removed before the state is used again.
 
-    def __init__(self, states: States[State], branching: Branching) -> None:
-        self.branching = branching
-        self._operations = states
+    new: makes a state that has seen nothing. copy: makes one that later forwards on the original do not touch. keep: keeps, in
+    place, the first of so many slots and then those that are listed, in that order; there may be fewer. nbytes: the device
+    memory that a state holds.
+    """
+
+    def __init__(
+        self,
+        new: Callable[[], State],
+        copy: Callable[[State], State],
+        keep: Callable[[State, int, Many[int]], None],
+        nbytes: Callable[[State], int],
+        branching: Branching,
+    ) -> None:
+        self._new, self._copy, self._keep, self._nbytes, self.branching = new, copy, keep, nbytes, branching
         self._states: dict[int, State] = {}
         self._lengths: dict[int, int] = {}
         self._written: set[int] = set()
@@ -62,14 +53,14 @@ class StatefulCache(KVCache, Generic[State]):
         for segment in step.segments:
             key = segment.sequence.key
             if key not in self._states:
-                self._states[key], self._lengths[key] = self._operations.new(), 0
+                self._states[key], self._lengths[key] = self._new(), 0
             self._settle(key)
         self._staged = step
 
     def _settle(self, key: int) -> None:
         """Take back what a step that was never committed left in the state."""
         if key in self._written:
-            self._operations.keep(self._states[key], self._lengths[key], ())
+            self._keep(self._states[key], self._lengths[key], ())
             self._written.discard(key)
 
     def commit(self, verdicts: Many[Verdict]) -> None:
@@ -79,7 +70,7 @@ class StatefulCache(KVCache, Generic[State]):
             key = segment.sequence.key
             self._lengths[key] = length + len(slots)
             if len(slots) < segment.end - length:
-                self._operations.keep(self._states[key], length, slots)
+                self._keep(self._states[key], length, slots)
             self._written.discard(key)
         self._staged = None
 
@@ -90,13 +81,13 @@ class StatefulCache(KVCache, Generic[State]):
     def truncate(self, key: int, length: int) -> None:
         if length < self.length(key):
             self._lengths[key] = length
-            self._operations.keep(self._states[key], length, ())
+            self._keep(self._states[key], length, ())
 
     def fork(self, key: int, new_key: int, length: int | None = None) -> None:
         self.release(new_key)
         if key in self._states:
             self._settle(key)
-            self._states[new_key] = self._operations.copy(self._states[key])
+            self._states[new_key] = self._copy(self._states[key])
             self._lengths[new_key] = self._lengths[key]
             if length is not None:
                 self.truncate(new_key, length)
@@ -108,4 +99,4 @@ class StatefulCache(KVCache, Generic[State]):
 
     @property
     def held_bytes(self) -> int:
-        return sum(self._operations.nbytes(state) for state in self._states.values())
+        return sum(map(self._nbytes, self._states.values()))

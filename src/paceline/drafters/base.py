@@ -79,11 +79,6 @@ class Drafter(ABC):
         """The drafters that propose one after another; here only the drafter itself."""
         return (self,)
 
-    @property
-    def suits_all(self) -> bool:
-        """Whether it could propose something for any sequence, so that `suits` need not be called for each."""
-        return type(self).suits is Drafter.suits
-
     def suits(self, sequence: Sequence) -> bool:
         """Whether it could propose anything for this sequence in this step; else `propose` is not called for it."""
         return True
@@ -101,7 +96,7 @@ class Drafter(ABC):
     def truncate(self, key: int, length: int) -> None:
         """Forget what was learnt from tokens at and behind `length`."""
 
-    def fork(self, key: int, new_key: int, length: int | None = None) -> None:
+    def fork(self, key: int, new_key: int, length: int) -> None:
         """Give `new_key` the state of `key`, for its first `length` tokens or, where that saves no work, for all: it is
         truncated afterwards. A drafter that rebuilds its state may ignore it."""
 
@@ -124,11 +119,6 @@ class Drafter(ABC):
     def sequence_bytes(self) -> int:
         """Bytes of the state kept per sequence, over all sequences; `release` frees them."""
         return 0
-
-    @property
-    def held_bytes(self) -> int:
-        """Bytes of all state."""
-        return self.sequence_bytes
 
 
 State = TypeVar("State")

@@ -68,7 +68,7 @@ class DatastoreDrafter(Drafter):
         self.read_texts = told_apart(*ends, (len(datastore.tokens),))
         size = 1 + 2 * options.hits * options.depth
         self._draft, self._held = np.empty((options.nodes, 2), np.int64), np.empty(options.nodes)
-        self._scratch = {
+        scratch = {
             "trie": np.empty((size, 4), np.int32),
             "sums": np.empty(size),
             "path": np.empty(options.depth + 1, np.int64),
@@ -78,7 +78,7 @@ class DatastoreDrafter(Drafter):
         # made before anything is timed
         self._call = DRAFT.call(
             tokens=datastore.tokens, order=datastore.suffixes, shortest=options.shortest, hits=options.hits, end=end,
-            vocab_size=vocab_size, draft=self._draft, held=self._held, **self._scratch,
+            vocab_size=vocab_size, draft=self._draft, held=self._held, **scratch,
         )  # fmt: skip
 
     def propose(self, sequences: Many[Sequence], budgets: Many[Budget]) -> list[DraftTree]:
@@ -94,10 +94,6 @@ class DatastoreDrafter(Drafter):
         taken = self._call()
         tokens, parents = self._draft[:taken].T.tolist()
         return DraftTree.grown(self.name, (text[-1], *tokens), (-1, *parents), (1.0, *self._held[:taken].tolist()))
-
-    @property
-    def held_bytes(self) -> int:
-        return sum(array.nbytes for array in self._scratch.values())
 
 
 def build(options: Options, surroundings: Surroundings) -> DatastoreDrafter:

@@ -70,7 +70,7 @@ class MergedDrafter(Drafter):
         for part in self._parts:
             part.truncate(key, length)
 
-    def fork(self, key: int, new_key: int, length: int | None = None) -> None:
+    def fork(self, key: int, new_key: int, length: int) -> None:
         for part in self._parts:
             part.fork(key, new_key, length)
 
@@ -95,10 +95,6 @@ class MergedDrafter(Drafter):
     @property
     def sequence_bytes(self) -> int:
         return sum(part.sequence_bytes for part in self._parts)
-
-    @property
-    def held_bytes(self) -> int:
-        return sum(part.held_bytes for part in self._parts)
 
 
 def left_beside(tree: DraftTree, room: Budget) -> Budget:

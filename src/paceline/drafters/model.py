@@ -196,13 +196,9 @@ class ModelDrafter(Drafter):
         drafted = self._cached.pop(key, [])
         self._cache.truncate(key, min(length, self._cache.length(key) - len(drafted)))
 
-    def fork(self, key: int, new_key: int, length: int | None = None) -> None:
-        drafted = self._cached.get(key, [])
-        if length is not None:
-            # drafted tokens are dropped, as in `truncate`
-            length, drafted = min(length, self._cache.length(key) - len(drafted)), []
-        self._cache.fork(key, new_key, length)
-        self._cached[new_key] = list(drafted)
+    def fork(self, key: int, new_key: int, length: int) -> None:
+        # drafted tokens are left out, as in `truncate`
+        self._cache.fork(key, new_key, min(length, self._cache.length(key) - len(self._cached.get(key, []))))
 
     def move(self, key: int, new_key: int, length: int) -> None:
         self.truncate(key, length)
@@ -254,7 +250,7 @@ class TextDrafter(Drafter):
     def truncate(self, key: int, length: int) -> None:
         self._model.truncate(key, length)
 
-    def fork(self, key: int, new_key: int, length: int | None = None) -> None:
+    def fork(self, key: int, new_key: int, length: int) -> None:
         self._model.fork(key, new_key, length)
 
     def forget(self) -> None:

@@ -81,9 +81,9 @@ class NgramDrafter(StatefulDrafter[NgramIndex]):
         state.truncate(length)
         return True
 
-    def fork(self, key: int, new_key: int, length: int | None = None) -> None:
+    def fork(self, key: int, new_key: int, length: int) -> None:
         # where less than half is wanted, indexing it anew takes less time than copying all and cutting it back
-        if key in self._states and (length is None or 2 * length >= self._states[key].size):
+        if key in self._states and 2 * length >= self._states[key].size:
             self._states[new_key] = self._states[key].copy()
 
     def move(self, key: int, new_key: int, length: int) -> None:

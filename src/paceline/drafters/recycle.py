@@ -17,7 +17,6 @@ Cost: finding the top tokens of every row of logits, and the rows of the tree
 
 from __future__ import annotations
 
-import sys
 from collections import OrderedDict
 from collections.abc import Sequence as Many
 from typing import Annotated
@@ -73,10 +72,6 @@ class _Table:
         # room first: after an interrupt, `rows` must not name a row that does not exist
         self.successors.grow(len(self.rows) + len({token for token in seen if token not in self.rows}))
         self.successors.note(logits, [self.rows.setdefault(token, len(self.rows)) for token in seen])
-
-    @property
-    def held_bytes(self) -> int:
-        return sys.getsizeof(self.rows) + self.successors.tokens.nbytes + self.successors.shares.nbytes
 
 
 class RecycleDrafter(Drafter):
@@ -170,10 +165,6 @@ class RecycleDrafter(Drafter):
         self._tables.clear()
         self._drafts.clear()
         self._begin()
-
-    @property
-    def held_bytes(self) -> int:
-        return sum(table.held_bytes for table in self._tables.values())
 
 
 def build(options: Options, surroundings: Surroundings) -> RecycleDrafter:

@@ -71,10 +71,6 @@ class _Past:
             self.generations = [SuffixAutomaton(), young]
         self.generations[0].extend([*kept, BORDER])
 
-    @property
-    def held_bytes(self) -> int:
-        return sum(generation.held_bytes for generation in self.generations)
-
 
 class SuffixDrafter(StatefulDrafter[SuffixAutomaton]):
     name = "suffix"
@@ -129,10 +125,6 @@ class SuffixDrafter(StatefulDrafter[SuffixAutomaton]):
 
     def forget(self) -> None:
         self._past.clear()
-
-    @property
-    def held_bytes(self) -> int:
-        return super().held_bytes + sum(past.held_bytes for past in self._past.values())
 
 
 def build(options: Options, surroundings: Surroundings) -> SuffixDrafter:

@@ -254,7 +254,8 @@ class LLM:
     def check_exactness(self, params: SamplingParams) -> Exactness | None:
         """What an answer under these parameters keeps of plain decoding: TEXT, LAW (its distribution) or None. Raises
         RequestError for None unless `lossy` was given."""
-        kept, speculative = self._kept(params), self.engine.speculative
+        speculative = self.engine.speculative
+        kept = exactness(speculative.drafter, speculative.verifier, params)
         if kept is None and not self.lossy:
             raise RequestError(
                 f"'{speculative.verifier.name}' keeps neither the text nor its distribution for drafts by"
@@ -264,10 +265,8 @@ class LLM:
 
     def keeps(self, params: SamplingParams) -> str:
         """The same as a string, as in `Completion.keeps`: "text", "law" or "nothing"."""
-        return _word(self.check_exactness(params))
-
-    def _kept(self, params: SamplingParams) -> Exactness | None:
-        return exactness(self.engine.speculative.drafter, self.engine.speculative.verifier, params)
+        kept = self.check_exactness(params)
+        return kept.value if kept else "nothing"
 
     def completed(self, sequence: Sequence, text: str) -> Completion:
         """The `Completion` of a finished sequence. text: that of its last `Progress`."""
@@ -348,7 +347,7 @@ class LLM:
         """Admit a request and make an inbox for its progress."""
         like = self._reference(reference, prompt)
         sequence = self.engine.add(self.encode(prompt), params, reference=like, streamed=streamed)
-        sequence.keeps = _word(self._kept(params))
+        sequence.keeps = self.keeps(params)
         # keyed by the sequence itself: every engine counts its keys from 0
         inbox = self._inboxes[sequence] = _Inbox(sequence)
         return inbox
@@ -400,10 +399,6 @@ class LLM:
 def _checkpoint(name: str, weights: str | None = None) -> tuple[LanguageModel, Tokenizer]:
     folder = str(resolve(name))
     return load_model(folder, weights=weights), Tokenizer(folder)
-
-
-def _word(kept: Exactness | None) -> str:
-    return kept.value if kept else "nothing"
 
 
 def _checked(params: Any) -> SamplingParams:

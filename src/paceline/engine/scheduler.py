@@ -46,10 +46,6 @@ class Limits:
     cache_tokens: int = 65536
     shortest_prefix: int = 64
 
-    def __post_init__(self) -> None:
-        if min(self.batch, self.chunk, self.cache_tokens, self.shortest_prefix) < 1:
-            raise ValueError("batch, chunk, cache_tokens and shortest_prefix must be at least 1")
-
 
 class Scheduler:
     """prefixes: what is held for sequences. longest: tokens at which a sequence ends in any case (the model's context, or the

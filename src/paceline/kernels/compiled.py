@@ -19,7 +19,7 @@ from logging import getLogger
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import RLock
-from typing import Any, ClassVar
+from typing import Any
 
 import llvmlite.binding as llvm
 
@@ -102,7 +102,7 @@ def ready(kernels: Iterable[Kernel]) -> None:
             getLogger("paceline").info("compiling kernels for this processor; later starts find them on disk")
             found |= _compiled([kernel for kernel, code in found.items() if not code])
         for kernel, code in found.items():
-            kernel._address = _Linker.shared().address(kernel.symbol, code)
+            kernel._address = _linker().address(kernel.symbol, code)
 
 
 _failed = set[Kernel]()
@@ -199,8 +199,6 @@ def write(kernel: Kernel, code: bytes, folder: Path) -> None:
 class _Linker:
     """LLVM's JIT linker, which never unloads code."""
 
-    _one: ClassVar[_Linker | None] = None
-
     def __init__(self) -> None:
         try:
             llvm.check_jit_execution()
@@ -211,12 +209,6 @@ class _Linker:
         self._machine = llvm.Target.from_default_triple().create_target_machine()
         self._engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), self._machine)
 
-    @classmethod
-    def shared(cls) -> _Linker:
-        if cls._one is None:
-            cls._one = cls()
-        return cls._one
-
     def address(self, symbol: str, code: bytes) -> int:
         try:
             self._engine.add_object_file(llvm.ObjectFileRef.from_data(code))
@@ -224,3 +216,6 @@ class _Linker:
         except RuntimeError as error:
             raise CompileError(f"the kernel {symbol} cannot be linked: {error}") from error
         return self._engine.get_function_address(symbol)
+
+
+_linker = cache(_Linker)

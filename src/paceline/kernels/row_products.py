@@ -204,7 +204,7 @@ def _wide(rows: torch.Tensor) -> bool:
     return not rows.is_cuda and rows.dtype is torch.bfloat16
 
 
-def row_product(rows: torch.Tensor, weights: torch.Tensor, parts: int, tile: Tile | None = None) -> torch.Tensor:
+def row_product(rows: torch.Tensor, weights: torch.Tensor, parts: int) -> torch.Tensor:
     """Rows times a matrix: float32 [P, T, outputs], to be added up in order; P is `parts` for few rows, else 1.
 
     rows: float32, float16 or bfloat16 [T, inputs], numbers of a row contiguous. weights: [outputs, inputs], contiguous, in the
@@ -213,7 +213,7 @@ def row_product(rows: torch.Tensor, weights: torch.Tensor, parts: int, tile: Til
     count, inputs = _checked(rows, weights)
     outputs = weights.shape[0]
     described = _is_described(rows, weights)
-    tile = tile or Tile.of(rows, described=described)
+    tile = Tile.of(rows, described=described)
     together = count > _SIDE_BY_SIDE and parts > 1
     held = 1 if together else parts
     sums = torch.empty(held, count, outputs, dtype=torch.float32, device=rows.device)
@@ -226,9 +226,7 @@ def row_product(rows: torch.Tensor, weights: torch.Tensor, parts: int, tile: Til
     return sums
 
 
-def gated_product(
-    rows: torch.Tensor, weights: torch.Tensor, activation: str, bias: torch.Tensor | None = None, tile: Tile | None = None
-) -> torch.Tensor:
+def gated_product(rows: torch.Tensor, weights: torch.Tensor, activation: str, bias: torch.Tensor | None = None) -> torch.Tensor:
     """activation(rows x gate) * (rows x up), [T, outputs] in the dtype of rows; overflow gives the largest finite number.
 
     rows: as in `row_product`. weights: [2 outputs, inputs], gate first. bias: float32 [2 outputs]. activation: "silu" or
@@ -237,7 +235,7 @@ def gated_product(
     count, inputs = _checked(rows, weights)
     outputs = weights.shape[0] // 2
     described = _is_described(rows, weights)
-    tile = tile or Tile.of(rows, matrices=2)
+    tile = Tile.of(rows, matrices=2)
     out = rows.new_empty(count, outputs)
     _gated_product[(triton.cdiv(count, tile.rows), triton.cdiv(outputs, tile.outputs))](
         *_operands(rows, weights, tile, described), bias, out, count, rows.stride(0), outputs, inputs, silu=activation == "silu",

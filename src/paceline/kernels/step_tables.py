@@ -51,15 +51,12 @@ class Extent(NamedTuple):
 
         least: if given, every number is rounded up to a power of two, and no less than this has: few graphs serve all steps.
         """
-        segments = step.segments
-        rows, sequences, pages = len(step.tokens), len(segments), max([len(held) for held in blocks])
-        depth = max([_depth(segment) for segment in segments])
+        segments, pages = step.segments, max([len(held) for held in blocks])
+        found = cls(len(step.tokens), 1, len(segments), pages, max([_depth(segment) for segment in segments]))
         # the number of walked splits depends on the size of the tables, which may be larger than the step
-        if least is not None:
-            rows, sequences = rounded(rows, least.rows), rounded(sequences, least.sequences)
-            pages, depth = rounded(pages, least.blocks), rounded(depth, least.depth)
-        items = count_of(division.runs(segments, division.walked(rows, sequences, pages * page_size)[0]))
-        return cls(rows, items if least is None else rounded(items, least.items), sequences, pages, depth)
+        found = found if least is None else found.bucketed(least)
+        found = found._replace(items=count_of(division.runs(segments, found.walked(page_size, division)[0])))
+        return found if least is None else found.bucketed(least)
 
     def bucketed(self, least: Extent) -> Extent:
         """Every number rounded up to a power of two, and at least that of `least`."""

@@ -69,14 +69,8 @@ class Division(NamedTuple):
 
     def chain(self, number: int, low: int, rows: int, start: int, straight: int, walked: int) -> list[Run]:
         """The runs for consecutive rows of a sequence, the first of them, `low`, at position `start`."""
-        size = self.rows_per_tile
-        if rows <= size:
-            return [(number, low, rows, straight, 0, self.parts(start + rows - 1, walked))]
-        found = list[Run]()
-        for first in range(0, rows, size):
-            behind = min(first + size, rows)
-            found.append((number, low + first, behind - first, straight, 0, self.parts(start + behind - 1, walked)))
-        return found
+        tiles = [(first, min(first + self.rows_per_tile, rows)) for first in range(0, rows, self.rows_per_tile)]
+        return [(number, low + at, end - at, straight, 0, self.parts(start + end - 1, walked)) for at, end in tiles]
 
     def runs(self, segments: Iterable[Segment], walked: int) -> list[Run]:
         """The runs for a step. Rows of a chain and the nodes of a forking tree below it never share a tile, since their keys are

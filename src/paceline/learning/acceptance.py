@@ -105,10 +105,10 @@ class Acceptance:
 
     def _judge(self, key: int, tree: DraftTree, at: int, emitted: Many[int], fading: float) -> None:
         """Learn from what was emitted behind one node of a tree. fading: decay of what the request has shown before."""
-        judged, end = _judged(tree, at, emitted)
+        nodes, end = judged(tree, at, emitted)
         of, hits, expected = "", 0.0, 0.0
         rates, table = self._rates_of(of), self._chances.get(of)
-        for node, hit in judged:
+        for node, hit in nodes:
             source, depth, held = tree.sources[node], tree.depth[node], tree.confidences[node]
             if source != of:
                 of, rates, table = source, self._rates_of(source), self._chances.get(source)
@@ -122,9 +122,9 @@ class Acceptance:
             if table is not None:
                 table[level, place] = rate.rate
         of = tree.sources[1]
-        if judged:
+        if nodes:
             record = self._requests.setdefault((key, of), _Record())
-            record.judged = fading * record.judged + len(judged)
+            record.judged = fading * record.judged + len(nodes)
             record.hits = fading * record.hits + hits
             record.expected = fading * record.expected + expected
         if end is not None:
@@ -149,25 +149,25 @@ def _word(held: float) -> float:
     return min(max(held, 0.0), 1.0)
 
 
-def _judged(tree: DraftTree, at: int, emitted: Many[int]) -> tuple[list[tuple[int, bool]], int | None]:
+def judged(tree: DraftTree, at: int, emitted: Many[int]) -> tuple[list[tuple[int, bool]], int | None]:
     """Every node behind `at` whose parent was right, and whether it was; and the node that the text has reached, None where it
     has left the tree, or the tree has ended."""
-    judged: list[tuple[int, bool]] = []
+    nodes: list[tuple[int, bool]] = []
     if tree.is_chain:
         for node, (drafted, token) in enumerate(zip(tree.tokens[at + 1 : tree.candidates], emitted, strict=False), at + 1):
-            judged.append((node, drafted == token))
+            nodes.append((node, drafted == token))
             if drafted != token:
-                return judged, None
+                return nodes, None
         end = at + len(emitted)
-        return judged, end if end < tree.candidates - 1 else None
+        return nodes, end if end < tree.candidates - 1 else None
     for token in emitted:
         right = tree.children[at].get(token)
         for node in tree.siblings[at]:
-            judged.append((node, node == right))
+            nodes.append((node, node == right))
         if right is None:
-            return judged, None
+            return nodes, None
         at = right
-    return judged, at if tree.siblings[at] else None
+    return nodes, at if tree.siblings[at] else None
 
 
 def expected_tokens(tree: DraftTree) -> float:

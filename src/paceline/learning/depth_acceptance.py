@@ -15,6 +15,7 @@ from enum import StrEnum
 from itertools import accumulate
 from typing import NamedTuple
 
+from paceline.learning.acceptance import judged
 from paceline.learning.decayed_rate import DecayedRate
 from paceline.stopping import DEEPEST
 from paceline.tree import DraftTree
@@ -126,7 +127,8 @@ class DepthAcceptance:
         """Observe one draft that was granted so many levels. emitted: the tokens that followed its root."""
         places = self._places.setdefault(drafter, {})
         place = places.get(where) or places.setdefault(where, _Place())
-        granted, drafted, right = min(granted, DEEPEST), tree.deepest, _right(tree, emitted)
+        granted, drafted = min(granted, DEEPEST), tree.deepest
+        right = sum([hit for _, hit in judged(tree, 0, emitted)[0]])
         told = min(right + 1, len(emitted), granted)
         # decisions hold for several steps: counting their drafts together takes a fraction of the time
         place.fresh.append(_Draft(granted, min(drafted, granted), min(right, granted), told, min(told, drafted)))
@@ -167,20 +169,3 @@ def _at_least(lengths: Many[int], deepest: int) -> list[int]:
     for length in lengths:
         counts[length] += 1
     return list(accumulate(reversed(counts[1:])))[::-1]
-
-
-def _right(tree: DraftTree, emitted: Many[int]) -> int:
-    """How many levels of a tree were accepted."""
-    if tree.is_chain:
-        right = 0
-        for drafted, token in zip(tree.tokens[1 : tree.candidates], emitted, strict=False):
-            if drafted != token:
-                break
-            right += 1
-        return right
-    node: int | None = 0
-    for count, token in enumerate(emitted):
-        node = tree.children[node].get(token)
-        if node is None:
-            return count
-    return len(emitted)

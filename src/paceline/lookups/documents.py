@@ -47,7 +47,7 @@ def pieces(file: Path) -> Iterator[Piece]:
         raise SpecError(f"cannot read '{file}': {getattr(error, 'strerror', None) or error}") from None
 
 
-def word_end(text: str, start: int, end: int) -> int:
+def _word_end(text: str, start: int, end: int) -> int:
     """Where to cut text[start:end] so that tokens stay whole: behind its last line, before its last word, or at its end."""
     return text.rfind("\n", start, end) + 1 or max(text.rfind(" ", start + 1, end), 0) or end
 
@@ -74,14 +74,14 @@ def _rows(file: Path, lines: TextIOWrapper) -> Iterator[tuple[str, bool]]:
         except UnicodeEncodeError:
             # JSON can escape one half of a surrogate pair without the other
             raise SpecError(f"'{file}' line {number} holds half of a character") from None
-        yield from _cut(text)
+        yield from cut(text)
 
 
-def _cut(text: str) -> Iterator[tuple[str, bool]]:
+def cut(text: str) -> Iterator[tuple[str, bool]]:
     """One document in pieces: a tokenizer takes hundreds of bytes for each character."""
     start = 0
     while len(text) - start > _PIECE_CHARACTERS:
-        end = word_end(text, start, start + _PIECE_CHARACTERS)
+        end = _word_end(text, start, start + _PIECE_CHARACTERS)
         yield text[start:end], False
         start = end
     yield text[start:], True
@@ -116,7 +116,7 @@ def _parts(text: TextIOWrapper) -> Iterator[tuple[str, bool]]:
     rest = ""
     while more := text.read(_PIECE_CHARACTERS):
         rest += more
-        cut = word_end(rest, 0, len(rest))
+        cut = _word_end(rest, 0, len(rest))
         yield rest[:cut], False
         rest = rest[cut:]
     yield rest, True

@@ -7,14 +7,12 @@ from collections.abc import Callable
 
 import numpy as np
 
-from paceline.lookups.documents import word_end
+from paceline.lookups.documents import cut
 from paceline.machine import expanded
 from paceline.spec import SpecError
 
 LARGEST_MIB = 16
 """Files are read up to this size: a method that keeps a file in memory is not meant for more."""
-_PIECE = 1 << 16
-"""Characters tokenised at a time: a tokenizer takes hundreds of bytes for each."""
 
 
 def text_of_file(path: str) -> str:
@@ -41,12 +39,8 @@ def tokens_of_file(path: str, encode: Callable[[str, bool], list[int]], vocab_si
 
     encode: text, and whether special tokens are added. A large file is tokenised in pieces that end with a line or a word.
     """
-    text, tokens, start = text_of_file(path), array("i"), 0
-    while start < len(text):
-        end = start + _PIECE
-        if end < len(text):
-            end = word_end(text, start, end)
-        tokens.extend(encode(text[start:end], False))
-        start = end
+    tokens = array("i")
+    for piece, _ in cut(text_of_file(path)):
+        tokens.extend(encode(piece, False))
     known = np.asarray(tokens)
     return array("i", known[known < vocab_size].tobytes())

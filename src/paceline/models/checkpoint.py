@@ -118,7 +118,7 @@ def _check_layers(file: Path, config: dict[str, Any], tensors: int) -> None:
 def read_object(file: Path) -> dict[str, Any]:
     """The object in a JSON file. Raises ModelError if the file is missing or holds anything else."""
     try:
-        value = json.loads(file.read_text(encoding="utf-8"))
+        value = json.loads(file.read_text(encoding="utf-8"), object_hook=_number)
     except FileNotFoundError as error:
         raise ModelError(f"'{file.parent}' is not a model: {file.name} is missing") from error
     except (OSError, ValueError, RecursionError) as error:
@@ -126,6 +126,12 @@ def read_object(file: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ModelError(f"'{file}' does not hold a JSON object")
     return value
+
+
+def _number(value: dict[str, Any]) -> Any:
+    """The float that transformers writes as an object, since JSON has no infinity."""
+    written = value.get("__float__")
+    return float(written) if len(value) == 1 and written in ("Infinity", "-Infinity", "NaN") else value
 
 
 def read_if_there(file: Path) -> dict[str, Any]:

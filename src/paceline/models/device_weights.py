@@ -80,17 +80,13 @@ class DeviceWeights:
         self.growth = None if growth is None else self._held(growth.table(positions + BEYOND), torch.float32)
 
     def _layer(self, source: LlamaTensors, index: int) -> Layer:
-        norms = source.norms(index)
-        before_attention, after_attention, before_mlp, after_mlp, query, key = map(self._norm_or_none, norms.in_order())
+        before, after, before_mlp, after_mlp, query, key = map(self._norm_or_none, source.norms(index))
         return Layer(
             self._matrix(joined(source.query_key_value(index))),
             self._matrix(source.out(index)),
             self._matrix(joined(source.gate_up(index)), parts=1),
             self._matrix(source.down(index)),
-            before_attention,
-            after_attention,
-            before_mlp,
-            after_mlp,
+            *(before, after, before_mlp, after_mlp),
             (query, key) if query and key else None,
         )
 

@@ -19,6 +19,8 @@ _MLP = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
 ALWAYS = ""
 """In place of a configuration key: whatever the configuration says."""
 
+NORM_PLACES = ("before_attention", "after_attention", "before_mlp", "after_mlp")
+"""Where a layer may have norms, in the order in which they apply."""
 _BEFORE = {"before_attention": "input_layernorm", "before_mlp": "post_attention_layernorm"}
 _BEHIND = {"after_attention": "post_attention_layernorm", "after_mlp": "post_feedforward_layernorm"}
 _AROUND = {**_BEHIND, "before_attention": "input_layernorm", "before_mlp": "pre_feedforward_layernorm"}
@@ -64,7 +66,7 @@ class ExpertNames:
 class Family:
     """heeds: the configuration's keys that have a meaning in this family; others may be present, and are ignored.
 
-    biases: key -> linears of a layer that have a bias if the key is true. norms: place -> name of a layer's norms (`LayerNorms`).
+    biases: key -> linears of a layer that have a bias if the key is true. norms: place (`NORM_PLACES`) -> name of a layer's norm.
     head_norms: whether each head of queries and keys is normalised. wide_norms: whether all heads are normalised together. fused:
     linears that are stored as one. interleaved: adjacent numbers of a head are rotated as pairs, not its halves. partly: a part
     of each head may be left unrotated. by_layer_type: rotations are given per layer type. rotates: (configuration, layer) ->

@@ -175,7 +175,7 @@ def _rotary(config: Any, family: Family, size: int) -> int:
         raise Unsuited("it rotates by the type of a layer, which its family does not")
     kinds = [one for one in parameters.values() if isinstance(one, dict)] if by_layer else [parameters]
     for one in kinds:
-        # a longrope changes only where the context ends here (`load.context_length`), if it states that length
+        # a longrope changes only where the context ends here (`context.context_length`), if it states that length
         changes = one["rope_type"] in ("dynamic", "proportional")
         if changes or (one["rope_type"] == "longrope" and original_length(config, one) is None):
             raise Unsuited(f"its rotation is '{one['rope_type']}', which changes with the length of the text")

@@ -217,7 +217,8 @@ class FusedModel(OverPages):
             def run(tables: ChainTables, level: int) -> torch.Tensor:
                 return drafted(forward, tables, level, vocab_size, buffer)
 
-            return self._recorded_in_parts(ChainTables(extent, room, cache.page_size, self.division, self._device), run)
+            tables = ChainTables(extent, room, cache.page_size, self.division, self._device)
+            return RecordingInParts(tables, run, self._device, self._pool, self.never_waits)
 
         recording = self._recording(cache, place, made)
         recording.tables.load(draft.step, cache.blocks_of(draft.step))
@@ -312,32 +313,31 @@ def _tries(tiling: Tiling) -> list[tuple[Tiling, int]]:
     return [*((tiling, rows) for rows in _SIZES), *either]
 
 
-def _text(model: FusedModel, tokens: int) -> Sequence:
-    return Sequence(0, tuple(token % model.vocab_size for token in range(tokens)), SamplingParams(), seed=0)
+def _scored(model: FusedModel, tokens: int, every: bool = False) -> torch.Tensor:
+    """The logits after a text of so many tokens, or after each of them, in one forward pass, even beyond `prefill_chunk`."""
+    text, cache = (
+        Sequence(0, tuple(token % model.vocab_size for token in range(tokens)), SamplingParams(), seed=0),
+        model.new_cache(),
+    )
+    step = Step.of([Feed(text, 0, text.prompt, DraftTree.root(text.root), prompt_logits=every)])
+    cache.stage(step)
+    return model.score(step, cache).logits
 
 
 def _tried(model: FusedModel, rows: int, tiling: Tiling | None = None) -> torch.Tensor:
     """The logits after a text of so many tokens. tiling: the model's own, if None."""
-    text, own, cache = _text(model, rows), model._tiling, model.new_cache()
+    own = model._tiling
     model._tiling = tiling or own
     try:
-        # in one forward pass, even beyond `prefill_chunk`
-        step = Step.of([Feed(text, 0, tuple(text.tokens), DraftTree.root(text.root))])
-        cache.stage(step)
-        return model.score(step, cache).logits
+        return _scored(model, rows)
     finally:
         model._tiling = own
 
 
 def _off(narrow: FusedModel, wide: FusedModel) -> float:
     """The error of a text's logits due to narrow keys and values, relative to their spread: the median over its tokens."""
-    found = []
-    for model in (narrow, wide):
-        text, cache = _text(model, min(_COMPARED, model.context_length)), model.new_cache()
-        step = Step.of([Feed(text, 0, tuple(text.tokens), DraftTree.root(text.root), prompt_logits=True)])
-        cache.stage(step)
-        found.append(model.score(step, cache).logits)
-    errors = (found[0] - found[1]).square().mean(-1).sqrt() / found[1].std().clamp(min=1e-6)
+    rough, exact = (_scored(model, min(_COMPARED, model.context_length), every=True) for model in (narrow, wide))
+    errors = (rough - exact).square().mean(-1).sqrt() / exact.std().clamp(min=1e-6)
     return float(errors.median())
 
 

@@ -18,7 +18,7 @@ from paceline.kernels.prepacked import held_bytes, outputs_of
 from paceline.models.attention import FORWARD, Forward, InFlight, PassThrough
 from paceline.models.base import weights_name
 from paceline.models.flat import FlatModel
-from paceline.models.taps import decoder_layers, layer_count, tapped
+from paceline.models.taps import decoder_layers, tapped
 from paceline.step import Step
 
 
@@ -27,7 +27,7 @@ class HubModel(FlatModel):
 
     def __init__(self, model: Any, name: str, context_length: int, eos_token_ids: frozenset[int] = frozenset()) -> None:
         self.model, self.name = model, name
-        self.vocab_size, self.layers = outputs_of(model.get_output_embeddings()), layer_count(model)
+        self.vocab_size, self.layers = outputs_of(model.get_output_embeddings()), len(decoder_layers(model))
         self.weights = weights_name(model.dtype)
         self.weights_bytes = held_bytes(model)
         self.context_length = context_length

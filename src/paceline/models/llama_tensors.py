@@ -4,10 +4,10 @@ is read on demand."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
 
 import torch
 
+from paceline.models.families import NORM_PLACES
 from paceline.models.forms import Form, Unsuited
 from paceline.models.tensors import Tensors
 
@@ -18,21 +18,6 @@ Weighted = tuple[torch.Tensor, torch.Tensor | None]
 _KINDS = {"F32": "fp32", "F16": "fp16", "BF16": "bf16"}
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _IGNORED = "rotary_emb.inv_freq"
-
-
-@dataclass(frozen=True)
-class LayerNorms:
-    """A layer's norms, in the order in which they apply, with those of query and key heads last."""
-
-    before_attention: Weighted | None
-    after_attention: Weighted | None
-    before_mlp: Weighted | None
-    after_mlp: Weighted | None
-    query: Weighted | None
-    key: Weighted | None
-
-    def in_order(self) -> list[Weighted | None]:
-        return [getattr(self, field.name) for field in fields(self)]
 
 
 class LlamaTensors:
@@ -88,16 +73,16 @@ class LlamaTensors:
         gate, up, down = (f"{prefix}{name}.weight" for name in (names.gate, names.up, names.down))
         return self._read(gate, *shape), self._read(up, *shape), self._read(down, *shape[::-1])
 
-    def norms(self, layer: int) -> LayerNorms:
+    def norms(self, layer: int) -> list[Weighted | None]:
+        """A layer's norms at `NORM_PLACES`, then those of query and key heads; None for each that it lacks."""
         form, family, prefix = self._form, self._form.family, f"model.layers.{layer}."
-        norms = {field.name: None for field in fields(LayerNorms)} | {
-            place: self._norm(prefix + name, form.hidden) for place, name in family.norms.items()
-        }
-        if family.head_norms or family.wide_norms:
-            query, key = (1, 1) if family.head_norms else (form.heads, form.key_heads)
-            norms["query"] = self._norm(prefix + "self_attn.q_norm", query * form.head_size)
-            norms["key"] = self._norm(prefix + "self_attn.k_norm", key * form.head_size)
-        return LayerNorms(**norms)
+        names = [family.norms.get(place) for place in NORM_PLACES]
+        found = [None if name is None else self._norm(prefix + name, form.hidden) for name in names]
+        if not (family.head_norms or family.wide_norms):
+            return [*found, None, None]
+        counts = (1, 1) if family.head_norms else (form.heads, form.key_heads)
+        own = zip(("q_norm", "k_norm"), counts, strict=True)
+        return [*found, *(self._norm(f"{prefix}self_attn.{name}", count * form.head_size) for name, count in own)]
 
     def last_norm(self) -> Weighted:
         """The final norm; `logit_scale` is folded into its weights, which are float32 in every format."""

@@ -13,8 +13,9 @@ from paceline.kernels.device import served
 from paceline.machine import expanded
 from paceline.models.base import DTYPES, LanguageModel, ModelError
 from paceline.models.checkpoint import Checkpoint, inspected
+from paceline.models.context import context_length
 from paceline.models.embedded import DEFAULT, embedded_path
-from paceline.models.forms import Unsuited, form_of, original_length
+from paceline.models.forms import Unsuited, form_of
 from paceline.models.llama_tensors import has_head_of_its_own
 from paceline.models.native import native_model, runs_here
 from paceline.models.quiet import quiet, sentence
@@ -27,7 +28,6 @@ _HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 _TWICE = ["*/*", "consolidated*"]
 """Files that repeat a checkpoint in another format, such as Mistral's own."""
 _HUB_FILES = ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja", "*.tiktoken"]
-_CONTEXT_NAMES = ("max_position_embeddings", "n_positions", "n_ctx", "seq_length", "max_seq_len", "max_sequence_length")
 _NOT_ARCHITECTURE = {
     "auto_map",
     *("attn_implementation", "_attn_implementation", "_attn_implementation_internal"),
@@ -42,8 +42,6 @@ _FP8_FROM = (8, 9)
 _SUPERSEDED_ROTATIONS = {"su": "longrope"}
 """Former names of rotations, in early files of Phi-3 128k -> current names."""
 _WHOLE = {"I8", "U8", "I16", "U16", "I32", "U32"}
-_UNSTATED_CONTEXT = 2048
-"""Context length of checkpoints that state none, such as recurrent models and some with ALiBi."""
 
 
 def resolve(name: str) -> Path:
@@ -173,63 +171,6 @@ def packs_weights(name: str | Path) -> bool:
     return not _is_quantised(checkpoint)
 
 
-def context_length(config: Any) -> int:
-    """Context length in tokens: as the configuration states it, or as its rotation stretches it, but at most the length up to
-    which a text is computed in one and the same way (`_lengths_of_one_way`).
-
-    Raises ModelError if the configuration cannot be read.
-    """
-    try:
-        text = config.get_text_config()
-        named = [getattr(text, name, None) for name in _CONTEXT_NAMES]
-        lengths = [length for length in named if isinstance(length, int) and length > 0] or [_UNSTATED_CONTEXT]
-        return min([max([lengths[0], *_stretched_lengths(text, lengths)]), *_lengths_of_one_way(text)])
-    # such as a configuration that states it per layer
-    except Exception as error:
-        raise ModelError(f"the configuration does not say how long a text may be: {sentence(error)}") from error
-
-
-def _rotations(text: Any) -> list[dict[str, Any]]:
-    """The parameters of all rotations of a configuration: the common ones, and those of each layer type."""
-    parameters = getattr(text, "rope_parameters", None) or {}
-    return [parameters, *(one for one in parameters.values() if isinstance(one, dict))]
-
-
-def _stretched_lengths(text: Any, lengths: list[int]) -> list[int]:
-    """The length that each rotation stretches the first of these lengths to, if that one is clearly the unstretched length.
-
-    Files state either. DeepSeek, Gemma 3 and gpt-oss state the stretched length. Qwen, to whose files users add a yarn, states
-    the unstretched one (Qwen3 with a quarter more, for answers); so does Vicuna, which also states the stretched one.
-    """
-    found = []
-    for one in _rotations(text):
-        factor, original = one.get("factor"), original_length(text, one)
-        if one.get("rope_type") not in ("linear", "yarn") or not isinstance(factor, int | float):
-            continue
-        if original is None:
-            found += [length for length in lengths[1:] if length == lengths[0] * factor]
-        elif lengths[0] < 2 * original:
-            found.append(int(original * factor))
-    return found
-
-
-def _lengths_of_one_way(text: Any) -> list[int]:
-    """The lengths past which a model would compute a text in another way: up to them a longrope uses its short factors, chunks
-    are not used, and sparse attention selects every token."""
-    # transformers chooses the factors (PhiMoE: the scales of any rotation) for all rows of a call by their largest position:
-    # past that length a text would depend on its neighbours, on drafts, and on how its prompt is chunked
-    switching = [one for one in _rotations(text) if one.get("rope_type") == "longrope" or "long_mscale" in one]
-    # Qwen2.5-1M extends its context by dual chunk attention, which transformers and our backends do not support
-    chunks = getattr(text, "dual_chunk_attention_config", None)
-    if isinstance(chunks, dict):
-        switching.append(chunks)
-    ends = [original_length(text, one) for one in switching]
-    # past that length DeepSeek's sparse attention (DeepSeek-V3.2, GLM-5) selects the tokens that its indexer scores highest;
-    # many scores are exactly 0, and which of equals are selected depends on the shape of the call
-    ends.append(getattr(text, "index_topk", None))
-    return [end for end in ends if isinstance(end, int) and end > 0]
-
-
 def _asked(architecture: Any, config: Any) -> int:
     """Number of weights that a configuration asks for, counted on the meta device; 0 if the model cannot be built there."""
     try:
@@ -293,9 +234,18 @@ def _weighed(checkpoint: Checkpoint, config: Any, dtype: torch.dtype | None) -> 
     if scaled and getattr(config, "quantization_config", None) is None:
         raise ModelError(f"'{checkpoint.path}' holds weights of the type {scaled}, and transformers would not scale them")
     try:
-        return model.eval().requires_grad_(False).to(device)
+        return _in_one_way(model).eval().requires_grad_(False).to(device)
     except torch.OutOfMemoryError as error:
         raise ModelError(f"the device has too little memory for '{checkpoint.name}'") from error
+
+
+def _in_one_way(model: Any) -> Any:
+    """The model without the limits that transformers' Mamba-2 layers put on the time steps of several rows, but not on those of a
+    single one: a token would get other numbers in a draft or a prompt than in plain decoding."""
+    for module in model.modules():
+        if hasattr(module, "time_step_limit"):
+            module.time_step_limit = (0.0, float("inf"))
+    return model
 
 
 def _scaled(checkpoint: Checkpoint) -> str | None:

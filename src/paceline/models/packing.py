@@ -148,7 +148,7 @@ class Weights:
         self._embedding = self._embedding.to(PLAIN.get(self.format, self._embedding.dtype))
         self._kept.append(self._embedding)
         record = np.zeros(1, layout.MODEL)
-        for field in ("hidden", "heads", "key_heads", "head_size", "rotary", "inner", "vocabulary"):
+        for field in ("hidden", "heads", "key_heads", "head_size", "rotary", "inner"):
             record[field] = getattr(form, field)
         if form.experts:
             record["experts"], record["chosen"] = form.experts.count, form.experts.chosen
@@ -215,7 +215,7 @@ class Weights:
         return self._matrix(Alternating(gate[0], up[0]), bias, paired=True)
 
     def _layer_norms(self, layer: int) -> list[tuple[Any, ...]]:
-        *common, query, key = map(self._norm, self._source.norms(layer).in_order())
+        *common, query, key = map(self._norm, self._source.norms(layer))
         if self.form.family.wide_norms:
             query, key = [(layout.WIDE_RMS, *norm[1:]) for norm in (query, key)]
         return [*common, query, key]

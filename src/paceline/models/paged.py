@@ -26,7 +26,7 @@ from paceline.models.flat import FlatModel, sent
 from paceline.models.hub import HubModel
 from paceline.models.paged_attention import Layers, PagedForward
 from paceline.models.quiet import sentence
-from paceline.models.recording import Found, Outputs, Recording, RecordingInParts, Result, Tables, shared_pool
+from paceline.models.recording import Found, Outputs, Recording, Result, shared_pool
 from paceline.shortage import memory_ended
 from paceline.step import Step
 
@@ -162,7 +162,8 @@ class OverPages(FlatModel):
                 forward = self._over(pages(), lambda _: tables)
                 return self._outputs.filled(self.run(tables.token_ids.long()[None], positions, forward, taps))
 
-            return self._recorded(StepTables(extent, cache.page_size, division, self._device), run)
+            tables = StepTables(extent, cache.page_size, division, self._device)
+            return Recording(tables, run, self._device, self._pool, self.never_waits)
 
         def replayed() -> Result:
             recording = self._recording(cache, place, made)
@@ -195,12 +196,6 @@ class OverPages(FlatModel):
         # each recorded forward pass shortens the next pause by one
         self._rest = max(self._rest - 1, _REST)
         return found
-
-    def _recorded(self, tables: Tables, run: Callable[[Tables], Found]) -> Recording[Tables, Found]:
-        return Recording(tables, run, self._device, self._pool, self.never_waits)
-
-    def _recorded_in_parts(self, tables: Tables, run: Callable[[Tables, int], Found]) -> RecordingInParts[Tables, Found]:
-        return RecordingInParts(tables, run, self._device, self._pool, self.never_waits)
 
     def _place(self, cache: PagedCache, place: _Place, at_least: Callable[[Extent], Extent]) -> _Place:
         """As `_Recordings.serving`, if padding rows do not change a row's bits; else the step's own key."""

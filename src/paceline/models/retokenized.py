@@ -232,14 +232,14 @@ class RetokenizedModel:
             shadow.text.clear()
             shadow.spans.clear()
 
-    def fork(self, key: int, new_key: int, length: int | None = None) -> None:
+    def fork(self, key: int, new_key: int, length: int) -> None:
         """Copy the cache to a new sequence, whose text is tokenized anew; cached tokens count as far as they agree with it.
         length: tokens of the target that both begin with."""
         shadow = self._shadows.get(key)
         # the source may itself be a fork that has no shadow yet
         cached = shadow.cached if shadow is not None else self._forked.get(key)
         if cached is not None:
-            if length is not None and shadow is not None and 2 * length < shadow.taken:
+            if shadow is not None and 2 * length < shadow.taken:
                 # an estimate of the prefix in the model's tokens, and some more, which may not agree
                 cached = cached[: int(_MORE * length * len(cached) / shadow.taken)]
             self._cache.fork(key, new_key, len(cached))

@@ -12,7 +12,6 @@ import inspect
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence as Many
 from contextlib import nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,17 +22,8 @@ from paceline.cache.replay import ReplayCache
 from paceline.cache.stateful import StatefulCache
 from paceline.kernels.prepacked import held_bytes, outputs_of
 from paceline.models.base import LanguageModel, Scores, weights_name
-from paceline.models.taps import decoder_layers, layer_count, tapped
+from paceline.models.taps import decoder_layers, tapped
 from paceline.step import Segment, Step
-
-
-@dataclass(frozen=True)
-class Piece:
-    """The wanted rows of one forward pass of one sequence: float32 [W, V] logits, and taps as in `Scores`; the state after it."""
-
-    logits: torch.Tensor
-    taps: dict[int, torch.Tensor]
-    state: Any
 
 
 class OwnStateModel(LanguageModel):
@@ -41,7 +31,7 @@ class OwnStateModel(LanguageModel):
 
     def __init__(self, model: Any, name: str, context_length: int, eos_token_ids: frozenset[int] = frozenset()) -> None:
         self.model, self.name = model, name
-        self.vocab_size, self.layers = outputs_of(model.get_output_embeddings()), layer_count(model)
+        self.vocab_size, self.layers = outputs_of(model.get_output_embeddings()), len(decoder_layers(model))
         self.weights = weights_name(model.dtype)
         self.weights_bytes = held_bytes(model)
         self.context_length = context_length
@@ -57,14 +47,14 @@ class OwnStateModel(LanguageModel):
         wanted = tuple(taps)
         trees, prompts = list[Scores](), list[Scores]()
         for segment in step.segments:
-            scored = _joined([Scores(piece.logits, piece.taps) for piece in self._score(step, segment, cache, wanted)])
+            scored = _joined(list(self._score(step, segment, cache, wanted)))
             count = len(scored.logits)
             trees.append(_rows(scored, count - segment.nodes, count))
             prompts.append(_rows(scored, 0, segment.prompt_rows))
         return _joined(trees + prompts)
 
     @abstractmethod
-    def _score(self, step: Step, segment: Segment, cache: Any, taps: Many[int]) -> Iterator[Piece]:
+    def _score(self, step: Step, segment: Segment, cache: Any, taps: Many[int]) -> Iterator[Scores]:
         """The wanted rows of one segment, in order, in one piece or more."""
 
     def _forward(
@@ -75,8 +65,8 @@ class OwnStateModel(LanguageModel):
         wanted: int,
         taps: Many[int],
         mask: torch.Tensor | None = None,
-    ) -> Piece:
-        """Feed n rows after `state` (None: an empty one that the model makes) and return the last `wanted` of them.
+    ) -> tuple[Scores, Any]:
+        """Feed n rows after `state` (None: an empty one that the model makes); the last `wanted` of them, and the state after.
 
         token_ids, positions: int64 [n]. mask: additive [1, 1, n, slots + n].
         """
@@ -93,30 +83,7 @@ class OwnStateModel(LanguageModel):
             output = self.model(**arguments)
         logits = output.logits[0] if self._keeps_rows else output.logits[0, rows]
         hidden = {layer: states[0, rows] for layer, states in captured.items()}
-        return Piece(logits.float(), hidden, getattr(output, self._state_name))
-
-
-class _GrowingKeys:
-    """States of `StatefulModel`: transformers' plain growing cache, one tensor of keys and one of values per layer."""
-
-    def new(self) -> DynamicCache:
-        return DynamicCache()
-
-    def copy(self, state: DynamicCache) -> DynamicCache:
-        return _branched(state)
-
-    def keep(self, state: DynamicCache, length: int, slots: Many[int]) -> None:
-        for layer in _growing(state):
-            # absolute slices, so that layers that a failed forward pass did not reach are cut correctly too
-            keys, values = _pair(layer)
-            layer.keys, layer.values = keys[..., :length, :], values[..., :length, :]
-            if slots:
-                chosen = torch.tensor(slots, device=keys.device)
-                layer.keys = torch.cat([layer.keys, keys.index_select(-2, chosen)], -2)
-                layer.values = torch.cat([layer.values, values.index_select(-2, chosen)], -2)
-
-    def nbytes(self, state: DynamicCache) -> int:
-        return _nbytes(state)
+        return Scores(logits.float(), hidden), getattr(output, self._state_name)
 
 
 class StatefulModel(OwnStateModel):
@@ -134,13 +101,13 @@ class StatefulModel(OwnStateModel):
         self.branching = branching
 
     def new_cache(self) -> StatefulCache[DynamicCache]:
-        return StatefulCache(_GrowingKeys(), self.branching)
+        return StatefulCache(DynamicCache, _branched, _keep, _nbytes, self.branching)
 
-    def _score(self, step: Step, segment: Segment, cache: StatefulCache[DynamicCache], taps: Many[int]) -> Iterator[Piece]:
+    def _score(self, step: Step, segment: Segment, cache: StatefulCache[DynamicCache], taps: Many[int]) -> Iterator[Scores]:
         state = cache.state(segment.sequence.key)
         mask = None if segment.is_chain else self._additive(segment)
         rows = step.token_ids[segment.low : segment.high]
-        yield self._forward(state, rows, segment.positions, _scored(segment), taps, mask)
+        yield self._forward(state, rows, segment.positions, _scored(segment), taps, mask)[0]
 
     def _additive(self, segment: Segment) -> torch.Tensor:
         """0 where a row may attend, the lowest finite number elsewhere: these families add their mask to the scores."""
@@ -174,33 +141,34 @@ class ReplayModel(OwnStateModel):
     def new_cache(self) -> ReplayCache[Any]:
         return ReplayCache(_branched, _nbytes, _shared)
 
-    def _score(self, step: Step, segment: Segment, cache: ReplayCache[Any], taps: Many[int]) -> Iterator[Piece]:
+    def _score(self, step: Step, segment: Segment, cache: ReplayCache[Any], taps: Many[int]) -> Iterator[Scores]:
         key, state = segment.sequence.key, cache.working(segment.sequence.key)
         drafted = segment.rows - segment.chain
         # the root alone is not worth its own forward pass: if the draft is rejected, the next step feeds it again
         certain = 0 if drafted and segment.chain == 1 else segment.chain
         if certain:
-            for piece in self._fed(state, step, segment, range(certain), taps):
-                yield piece
-                state = piece.state
+            for scores, after in self._fed(state, step, segment, range(certain), taps):
+                yield scores
+                state = after
             cache.reach(key, segment.start + certain, state)
-            state = cache.branch(state) if drafted else state
+            # a copy goes on from here: the state itself was handed over
+            state = _branched(state) if drafted else state
         if drafted:
-            for piece in self._fed(state, step, segment, range(certain, segment.rows), taps):
-                yield piece
-                state = piece.state
+            for scores, after in self._fed(state, step, segment, range(certain, segment.rows), taps):
+                yield scores
+                state = after
             cache.reach(key, segment.end, state)
 
-    def _fed(self, state: Any, step: Step, segment: Segment, rows: range, taps: Many[int]) -> Iterator[Piece]:
-        """Feed some rows of a segment after `state`, in one forward pass or in as many as the family needs."""
+    def _fed(self, state: Any, step: Step, segment: Segment, rows: range, taps: Many[int]) -> Iterator[tuple[Scores, Any]]:
+        """Feed some rows of a segment after `state`, in one forward pass or in as many as the family needs; with the
+        state after each."""
         first_wanted = segment.rows - _scored(segment)
         stride = 1 if self._stepwise and state is not None else len(rows)
         for low in rows[::stride]:
             high = min(low + stride, rows.stop)
             ids, positions = step.token_ids[segment.low + low : segment.low + high], segment.positions[low:high]
-            piece = self._forward(state, ids, positions, min(max(high - first_wanted, 0), high - low), taps)
-            state = piece.state
-            yield piece
+            scores, state = self._forward(state, ids, positions, min(max(high - first_wanted, 0), high - low), taps)
+            yield scores, state
 
 
 def _joined(scores: Many[Scores]) -> Scores:
@@ -222,6 +190,18 @@ def _branched(state: Any) -> Any:
     """A copy with its own recurrent states; attention layers, which grow by concatenation, share their tensors."""
     shared = {id(tensor): tensor for layer in _growing(state) for tensor in _pair(layer)}
     return copy.deepcopy(state, shared)
+
+
+def _keep(state: DynamicCache, length: int, slots: Many[int]) -> None:
+    """Keep, in place, the first `length` slots, and then `slots`."""
+    for layer in _growing(state):
+        # absolute slices, so that layers that a failed forward pass did not reach are cut correctly too
+        keys, values = _pair(layer)
+        layer.keys, layer.values = keys[..., :length, :], values[..., :length, :]
+        if slots:
+            chosen = torch.tensor(slots, device=keys.device)
+            layer.keys = torch.cat([layer.keys, keys.index_select(-2, chosen)], -2)
+            layer.values = torch.cat([layer.values, values.index_select(-2, chosen)], -2)
 
 
 def _growing(state: Any) -> list[DynamicLayer]:

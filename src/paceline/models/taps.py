@@ -15,18 +15,16 @@ import torch
 from paceline.models.base import ModelError
 
 
-def layer_count(model: Any) -> int:
-    """The number of decoder layers of a transformers model, as its configuration states; 0 if it does not."""
-    return getattr(model.config.get_text_config(), "num_hidden_layers", 0)
-
-
 def decoder_layers(model: Any) -> torch.nn.ModuleList:
     """The list of decoder layers of a transformers model. Raises ModelError if none is found."""
-    count = layer_count(model)
-    found = [m for m in model.modules() if isinstance(m, torch.nn.ModuleList) and len(m) == count]
-    if not found:
-        raise ModelError(f"{type(model).__name__} has no list of decoder layers to tap")
-    return found[0]
+    text = model.config.get_text_config()
+    lists = [module for module in model.modules() if isinstance(module, torch.nn.ModuleList)]
+    # LongCat has two attentions per layer, and counts these as hidden layers
+    for count in (getattr(text, name, 0) for name in ("num_hidden_layers", "num_layers")):
+        for layers in lists:
+            if len(layers) == count:
+                return layers
+    raise ModelError(f"{type(model).__name__} has no list of decoder layers to tap")
 
 
 def check_tap(index: int, layers: int) -> None:

@@ -20,7 +20,7 @@ from paceline.models.base import LanguageModel, Scores
 from paceline.models.flat import sent
 from paceline.models.pieces import Pieces, translated_specials
 from paceline.sequence import Sequence
-from paceline.step import Feed, Segment, Step, Verdict
+from paceline.step import Feed, Step, Verdict
 from paceline.tree import DraftTree, Proposal
 
 
@@ -106,7 +106,8 @@ class TranslatedCache(KVCache):
     def stage(self, step: Step) -> None:
         feeds, rows, places, lengths, wanted = [], [], [], [], 0
         for segment in step.segments:
-            chain = [self._translation.spelled(t, at == 0) for at, t in enumerate(_fed(step, segment), segment.start)]
+            fed = step.tokens[segment.low : segment.low + segment.chain]
+            chain = [self._translation.spelled(token, at == 0) for at, token in enumerate(fed, segment.start)]
             tokens = tuple(token for spelled in chain for token in spelled)
             tree, place = self._inner_tree(segment.tree, tokens[-1])
             # node 0 of a tree is its root, the last token of the chain
@@ -186,11 +187,6 @@ class TranslatedCache(KVCache):
     @property
     def held_bytes(self) -> int:
         return self.inner.held_bytes
-
-
-def _fed(step: Step, segment: Segment) -> tuple[int, ...]:
-    """The tokens of a segment's chain."""
-    return step.tokens[segment.low : segment.low + segment.chain]
 
 
 class TranslatedModel(LanguageModel):

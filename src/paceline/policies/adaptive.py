@@ -29,8 +29,6 @@ from collections.abc import Sequence as Many
 from itertools import accumulate
 from time import perf_counter
 
-from pydantic import BaseModel
-
 from paceline.budget import NOTHING, Budget, DrafterInfo
 from paceline.learning.calibration import Calibration
 from paceline.learning.costs import Timings
@@ -46,16 +44,13 @@ from paceline.learning.reconsideration import Reconsideration
 from paceline.learning.step_time import CLEARLY, StepTime
 from paceline.policies.base import Policy
 from paceline.sequence import Sequence
+from paceline.spec import NoOptions as Options
 from paceline.step import Verdict
 from paceline.stopping import Stopping
 from paceline.tree import DraftTree
 
 _TRIED_LEVELS = 2
 """Depth of a trial (`exploration`), in levels."""
-
-
-class Options(BaseModel):
-    """None."""
 
 
 class AdaptivePolicy(Policy):

@@ -7,16 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Many
 
-from pydantic import BaseModel
-
 from paceline.budget import Budget, DrafterInfo
 from paceline.policies.base import Policy
 from paceline.sequence import Sequence
+from paceline.spec import NoOptions as Options
 from paceline.tree import DraftTree
-
-
-class Options(BaseModel):
-    """None."""
 
 
 class FixedPolicy(Policy):

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence as Many
-from contextlib import contextmanager
 from enum import Enum
 from itertools import accumulate, islice
 
@@ -22,7 +21,7 @@ from paceline.kernels.choices.distributions import DISTRIBUTION, distribution
 from paceline.kernels.choices.tree_walk import chosen, walked
 from paceline.kernels.compiled import Kernel
 from paceline.kernels.device import give_up, served
-from paceline.sampling import Context, LogitsError, checked, largest, largest_of_each
+from paceline.sampling import Context, checked, largest, largest_of_each
 from paceline.sequence import Sequence
 from paceline.shortage import memory_ended
 from paceline.step import Verdict
@@ -64,16 +63,6 @@ class Verifier(ABC):
         """
 
 
-@contextmanager
-def judged(sequence: Sequence) -> Iterator[None]:
-    """A context in which a LogitsError gets this sequence."""
-    try:
-        yield
-    except LogitsError as error:
-        error.sequence = sequence
-        raise
-
-
 class NodeByNode(Verifier):
     """Tests the children of a node in turn; a subclass defines the probabilities (`tested`).
 
@@ -110,8 +99,7 @@ class NodeByNode(Verifier):
         """The verdict on one tree. logits: float32 [N, V]."""
         tip, twins, tokens = 0, (0,), ()
         while True:
-            with judged(sequence):
-                law = self.target_probs(sequence, tokens, logits[tip], _shown(tree, twins) if self.amateur else None)
+            law = self.target_probs(sequence, tokens, logits[tip], _shown(tree, twins) if self.amateur else None)
             child, law = _settled(self.trials(law, groups_below(tree, twins)), sequence)
             if child is None:
                 last = drawn(law, sequence, "residual", tip)
@@ -152,7 +140,7 @@ class LongestPath(Verifier):
     kernels = (DISTRIBUTION,)
 
     def __call__(self, sequences: Many[Sequence], trees: Many[DraftTree], logits: Many[torch.Tensor]) -> list[Verdict]:
-        return [_judged(self.longest, *one) for one in _on_host(list(zip(sequences, trees, logits, strict=True)))]
+        return [self.longest(*one) for one in _on_host(list(zip(sequences, trees, logits, strict=True)))]
 
     @abstractmethod
     def worth(self, probs: np.ndarray) -> np.ndarray:
@@ -219,8 +207,8 @@ def greedy_or(
     greedy = [one for one in work if one[0].params.temperature == 0.0]
     rest = _on_host([one for one in work if one[0].params.temperature != 0.0])
     if not greedy:
-        return [_judged(sampled, *one) for one in rest]
-    followed, others = iter(follow_choices(*zip(*greedy, strict=True))), (_judged(sampled, *one) for one in rest)
+        return [sampled(*one) for one in rest]
+    followed, others = iter(follow_choices(*zip(*greedy, strict=True))), (sampled(*one) for one in rest)
     return [next(followed if one[0].params.temperature == 0.0 else others) for one in work]
 
 
@@ -231,13 +219,6 @@ def _on_host(work: list[tuple[Sequence, DraftTree, torch.Tensor]]) -> list[tuple
     sequences, trees, logits = zip(*work, strict=True)
     rows = _in_one(logits).cpu().split([len(rows) for rows in logits])
     return list(zip(sequences, trees, rows, strict=True))
-
-
-def _judged(
-    verifier: Callable[[Sequence, DraftTree, torch.Tensor], Verdict], sequence: Sequence, tree: DraftTree, logits: torch.Tensor
-) -> Verdict:
-    with judged(sequence):
-        return verifier(sequence, tree, logits)
 
 
 def follow_choices(sequences: Many[Sequence], trees: Many[DraftTree], logits: Many[torch.Tensor]) -> list[Verdict]:

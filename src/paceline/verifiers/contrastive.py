@@ -70,7 +70,7 @@ class Contrastive(NodeByNode):
             scores = target_scores(row, context)
         else:
             scores = narrowed(self.contrasted(shaped(row, context), amateur), sequence.params)
-        probs = probabilities(scores)
+        probs = probabilities(scores, sequence)
         if sequence.params.temperature > 0.0:
             return probs
         choice = np.zeros(len(probs))

@@ -20,7 +20,7 @@ _NONE = array("q")
 def distribution(logits: torch.Tensor, context: Context) -> np.ndarray:
     """The sampling distribution of one row, float64 [V], as `sampling.probabilities`, which it calls if compiled code declines.
 
-    logits: float32 [V]. Raises LogitsError if they have no distribution.
+    logits: float32 [V]. Raises LogitsError, with the sequence, if they have no distribution.
     """
     sequence = context.sequence
     params, shapes = sequence.params, sequence.shapes_logits
@@ -39,4 +39,4 @@ def distribution(logits: torch.Tensor, context: Context) -> np.ndarray:
         )  # fmt: skip
         if numbers[-1]:
             return probs.numpy()
-    return probabilities(narrowed(shaped(logits, context) if shapes else logits, params))
+    return probabilities(narrowed(shaped(logits, context) if shapes else logits, params), sequence)

@@ -8,7 +8,7 @@ import numpy as np
 
 from paceline.kernels.native.choosing import likeliest
 from paceline.kernels.native.cutting import UNSURE, least_kept
-from paceline.kernels.native.memory import HELPER, carray, double_of, floats, long_of, pointer
+from paceline.kernels.native.memory import HELPER, carray, double_of, floats, long_of, plain, pointer, sums
 from paceline.kernels.native.shaping import copied, shaped
 
 TEMPERATURE, TOP_P, LOG_MIN_P, TOP_K, FOUND, NUMBERS = range(6)
@@ -18,10 +18,6 @@ _SHIFTER = 6755399441055744.0
 """1.5 * 2^52: adding it to a smaller number rounds that to an integer, which the lowest bits of the sum then hold."""
 _LEAST_POWER = -700.0
 """Tokens less likely than the likeliest by a factor below e to this power get probability 0; half a float64's range."""
-
-# no reassociation, which could cancel adding and subtracting the shifter
-_plain = numba.njit(**HELPER, fastmath={"contract"})
-_sums = numba.njit(**HELPER, fastmath={"reassoc", "contract", "nsz"})
 
 
 @numba.njit(**HELPER, inline="always", fastmath={"contract"})
@@ -49,7 +45,7 @@ def _exponential(x):
     return double_of(long_of(power) + (long_of(shifted) << 52))
 
 
-@_plain
+@plain
 def _exponentials(row, count, temperature, top, probs):
     """Write exp(logit / temperature - top) per token. row: address of float32 [count]. probs: float64 [count]."""
     logits = floats(row)
@@ -59,7 +55,7 @@ def _exponentials(row, count, temperature, top, probs):
         probs[token] = weight if power >= _LEAST_POWER else 0.0
 
 
-@_plain
+@plain
 def _apply_cut(row, count, temperature, least, probs):
     """Set tokens whose logit / temperature is below `least` to 0."""
     logits = floats(row)
@@ -67,7 +63,7 @@ def _apply_cut(row, count, temperature, least, probs):
         probs[token] = probs[token] if logits[token] / temperature >= least else 0.0
 
 
-@_sums
+@sums
 def _total(probs):
     """The sum of float64 [count]."""
     total = 0.0
@@ -76,7 +72,7 @@ def _total(probs):
     return total
 
 
-@_plain
+@plain
 def _normalize(probs, total):
     """Divide by a total in place."""
     for token in range(len(probs)):

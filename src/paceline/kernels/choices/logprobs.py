@@ -17,7 +17,6 @@ _TOGETHER = 16
 TOKEN_LOGPROBS = CompiledFunction(
     "choices.logprobs_kernel.token_logprobs",
     logits="float32[:,:]",
-    bits="int32[:,:]",
     tokens="int64[:]",
     totals="float64[:]",
     ranks="int64[:]",
@@ -43,7 +42,7 @@ def _batch_logprobs(rows: np.ndarray, tokens: Many[int], count: int) -> list[Tok
     size = min(count, rows.shape[1])
     totals, ranks, places = np.empty(len(rows)), np.zeros(len(rows), np.int64), np.empty((len(rows), size), np.int64)
     if size <= _MOST and available(TOKEN_LOGPROBS):
-        TOKEN_LOGPROBS(rows, rows.view(np.int32), np.array(tokens, np.int64), totals, ranks, places, np.empty(size, np.int32))
+        TOKEN_LOGPROBS(rows, np.array(tokens, np.int64), totals, ranks, places, np.empty(size, np.int32))
     found = []
     for row, token, total, rank, likeliest in zip(rows, tokens, totals.tolist(), ranks.tolist(), places.tolist(), strict=True):
         if not rank:

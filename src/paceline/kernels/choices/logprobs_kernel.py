@@ -6,9 +6,9 @@ import math
 
 import numpy as np
 
+from paceline.kernels.native.best import ANYTHING, largest_above
 from paceline.kernels.native.choosing import likeliest, sum_of
 from paceline.kernels.native.memory import helper
-from paceline.kernels.successors.top_k_kernel import top_k
 
 _f = np.float32
 
@@ -22,12 +22,12 @@ def _count_greater(row, value):
     return number
 
 
-def token_logprobs(logits, bits, tokens, totals, ranks, places, keys):
+def token_logprobs(logits, tokens, totals, ranks, places, keys):
     """Per row, write the log-sum-exp of its logits, the rank of its token, and its `count` likeliest tokens, the likeliest first.
 
-    logits: float32 [n, V]. bits: the same memory as int32 [n, V]. tokens: int64 [n]. Written are totals: float64 [n], natural
-    logarithms; ranks: int64 [n], 1 for the likeliest, 0 where a row holds NaN or its largest logit is not finite, and then
-    nothing else is written; places: int64 [n, count], token ids. keys: int32 [count], scratch.
+    logits: float32 [n, V]. tokens: int64 [n]. Written are totals: float64 [n], natural logarithms; ranks: int64 [n], 1 for the
+    likeliest, 0 where a row holds NaN or its largest logit is not finite, and then nothing else is written; places: int64 [n,
+    count], token ids. keys: int32 [count], scratch.
     """
     for at in range(len(logits)):
         row = logits[at]
@@ -39,4 +39,4 @@ def token_logprobs(logits, bits, tokens, totals, ranks, places, keys):
         totals[at] = np.float64(row[best]) + math.log(everything)
         ranks[at] = _count_greater(row, row[tokens[at]]) + 1
         if len(keys):
-            top_k(bits[at], keys, places[at])
+            largest_above(row.ctypes.data, len(row), len(keys), ANYTHING, keys, places[at])

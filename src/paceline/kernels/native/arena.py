@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import mmap
 from contextlib import suppress
+from math import prod
 
 import torch
 
@@ -25,9 +26,7 @@ class Arena:
 
     def empty(self, *shape: int) -> torch.Tensor:
         """uint8, not initialised."""
-        count = 1
-        for size in shape:
-            count *= size
+        count = prod(shape)
         if self._used + count > len(self._chunk):
             self._chunk, self._used = _huge(max(count, _CHUNK_BYTES)), 0
         taken = self._chunk[self._used : self._used + count].view(*shape)

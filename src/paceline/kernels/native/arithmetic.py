@@ -9,7 +9,7 @@ import numba
 import numpy as np
 from numba import types
 
-from paceline.kernels.native.memory import HELPER, float_of, floats, intrinsic, put
+from paceline.kernels.native.memory import HELPER, float_of, floats, inlined, intrinsic, put
 from paceline.kernels.native.vectors import F32, external
 
 _loops = numba.njit(**HELPER, fastmath={"reassoc", "contract", "nsz", "arcp"})
@@ -28,7 +28,7 @@ def floored(context, x):
     return types.float32(types.float32), generate
 
 
-@numba.njit(**HELPER, inline="always")
+@inlined
 def exponential(x):
     """exp of a float32, to about one unit in the last place from -87 to 88; e^-87 below, e^88 above."""
     bounded = min(max(x, _f(-87.0)), _f(88.0))
@@ -100,14 +100,14 @@ def larger(context, a, b):
     return types.float32(types.float32, types.float32), generate
 
 
-@numba.njit(**HELPER, inline="always")
+@inlined
 def in_order(bits):
     """Map a float32's bits to an int32 with the same order, and back: the bits of negative numbers are inverted. NaN becomes the
     largest or, with the sign bit, the smallest."""
     return np.int32(bits ^ np.int32(np.int32(bits >> np.int32(31)) & np.int32(0x7FFFFFFF)))
 
 
-@numba.njit(**HELPER, inline="always")
+@inlined
 def placed(bits):
     """As `in_order`, but minus zero equals zero."""
     return in_order(bits) if bits != _MINUS_ZERO else np.int32(0)

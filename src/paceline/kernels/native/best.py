@@ -15,8 +15,8 @@ from paceline.kernels.native.layout import MOST_KEPT
 from paceline.kernels.native.memory import bits_of, carray, floats, helper, pointer
 
 _f = np.float32
-_NOTHING = np.int32(-0x7F800001)
-"""Minus infinity, mapped by `in_order`."""
+_NOTHING, ANYTHING = np.int32(-0x7F800001), np.int32(-(2**31))
+"""Minus infinity, mapped by `in_order`; and what is below it."""
 
 
 @helper
@@ -31,24 +31,30 @@ def put_in_order(values, tokens, size, value, token):
 
 
 @helper
-def largest(row, count, wanted, held, tokens):
+def largest_above(row, count, wanted, above, keys, tokens):
     """Write up to `wanted` tokens with the largest logits, in a tie the lower token first; returns their number. row: address of
-    float32. held: address of int32 [MOST_KEPT], scratch. tokens: int64 [wanted].
-    """
-    logits, keys, size = floats(row), carray(pointer(held), MOST_KEPT, np.int32), 0
-    if choosing.likeliest(row, count) < 0:
-        return 0
+    float32. above: what `in_order` makes of a logit; only larger ones are taken. keys: int32 [wanted], scratch. tokens: int64
+    [wanted]."""
+    logits, size = floats(row), 0
     for begin in range(0, count, choosing.BLOCK):
         end = min(begin + choosing.BLOCK, count)
         if size == wanted and choosing.largest_of(row, begin, end) <= keys[wanted - 1]:
             continue
         for token in range(begin, end):
             place = placed(bits_of(logits[token]))
-            if place <= _NOTHING or (size == wanted and place <= keys[wanted - 1]):
+            if place <= above or (size == wanted and place <= keys[wanted - 1]):
                 continue
             size = min(size + 1, wanted)
             put_in_order(keys, tokens, size, place, token)
     return size
+
+
+@helper
+def largest(row, count, wanted, held, tokens):
+    """As `largest_above` minus infinity; none if the row contains NaN. held: address of int32 [MOST_KEPT], scratch."""
+    if choosing.likeliest(row, count) < 0:
+        return 0
+    return largest_above(row, count, wanted, _NOTHING, carray(pointer(held), MOST_KEPT, np.int32), tokens)
 
 
 @helper

@@ -15,12 +15,11 @@ from __future__ import annotations
 
 import math
 
-import numba
 import numpy as np
 
 from paceline.kernels.native.arithmetic import exponential, in_order
 from paceline.kernels.native.layout import MOST_KEPT
-from paceline.kernels.native.memory import HELPER, bits_of, carray, float_of, floats, helper, pointer
+from paceline.kernels.native.memory import bits_of, carray, float_of, floats, helper, inlined, pointer, sums
 
 NO_NUMBER, IN_DOUBT = -1, -2
 """In place of a token: the row contains NaN or its largest score is infinite; two tokens, or a share and top-p, are too close."""
@@ -42,11 +41,6 @@ SAME_SHARE = 4e-6
 """Shares further from top-p than this are on the same side of it however they are summed: sums of hundreds of thousands of
 float32 exponentials, of differences rounded to float32."""
 
-_plain = numba.njit(**HELPER)
-_inline = numba.njit(**HELPER, inline="always")
-# no "arcp": scores are divisions, to the last bit
-_sums = numba.njit(**HELPER, fastmath={"reassoc", "contract", "nsz"})
-
 
 @helper
 def _shifted(x, bits):
@@ -67,21 +61,21 @@ def key_of(seed, position):
     return np.int64(_mixed_long(_mixed_long(np.uint64(seed)) + np.uint64(position)))
 
 
-@_inline
+@inlined
 def _mixed(x):
     x = np.int32(np.int32(x ^ ((x >> np.int32(16)) & np.int32(0xFFFF))) * np.int32(0x7FEB352D))
     x = np.int32(np.int32(x ^ ((x >> np.int32(15)) & np.int32(0x1FFFF))) * np.int32(-2073254261))
     return np.int32(x ^ ((x >> np.int32(16)) & np.int32(0xFFFF)))
 
 
-@_inline
+@inlined
 def hashed(key, token):
     """`noise.hashed` of one token."""
     low, high = np.int32(key & 0xFFFFFFFF), np.int32(key >> 32)
     return _mixed(np.int32(_mixed(np.int32(np.int32(token) ^ low)) + high))
 
 
-@_inline
+@inlined
 def most_noise(word):
     """An upper bound of a hash's noise: -log(1 - u), with log2 approximated by the bits of a float32.
 
@@ -127,7 +121,7 @@ def likeliest(row, count):
     return NO_NUMBER
 
 
-@_plain
+@helper
 def one_may_win(row, begin, end, temperature, key, least, above, reach):
     """Whether the noised score of a token may be larger than `reach`."""
     logits, found = floats(row), np.int32(0)
@@ -196,7 +190,7 @@ def kept_by_top_k(row, count, top_k, held):
     return float_of(in_order(keys[top_k - 1]))
 
 
-@_sums
+@sums
 def _part(row, begin, end, temperature, least, above, top):
     logits, total = floats(row), _f(0)
     for token in range(begin, end):

@@ -9,13 +9,12 @@ weights of all tokens in float64, and a case that their last bits could decide i
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 
 from paceline.kernels.native.arithmetic import in_order
 from paceline.kernels.native.choosing import kept_by_top_k, sum_of
 from paceline.kernels.native.layout import MOST_KEPT
-from paceline.kernels.native.memory import HELPER, bits_of, carray, float_of, floats, helper, pointer
+from paceline.kernels.native.memory import bits_of, carray, float_of, floats, helper, plain, pointer, sums
 
 _f = np.float32
 UNSURE = _f(np.inf)
@@ -25,12 +24,8 @@ _SAME_SHARE = 1e-9
 _FEW = 24
 """Number of tokens that is tried first; mostly top-p needs no more."""
 
-# no reassociation: shares must agree with those that other code sums
-_plain = numba.njit(**HELPER, fastmath={"contract"})
-_sums = numba.njit(**HELPER, fastmath={"reassoc", "contract", "nsz"})
 
-
-@_sums
+@sums
 def _weight_of(row, count, temperature, least, above, weights):
     logits, those, total = floats(row), carray(pointer(weights), count, np.float64), 0.0
     for token in range(count):
@@ -47,7 +42,7 @@ def _held_by(row, count, temperature, least, above, top, weights):
     return _weight_of(row, count, temperature, least, above, weights)
 
 
-@_plain
+@plain
 def _within_top_p(row, count, temperature, top_k, top_p, least, top, held, weights):
     """The lowest score within top-p, or UNSURE; arguments as in `least_kept`. least: the lowest score that top-k keeps."""
     total = _held_by(row, count, temperature, least, _f(-np.inf), top, weights)
@@ -77,7 +72,7 @@ def _within_top_p(row, count, temperature, top_k, top_p, least, top, held, weigh
     return least
 
 
-@_plain
+@plain
 def _edge(row, count, temperature, top_p, least, top, total, inside, weights):
     """As `_within_top_p`, for many tokens, by bisection. total: sum of all weights. inside: a logit within top-p, as the int32 of
     `in_order`."""

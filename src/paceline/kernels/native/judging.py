@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 
 from paceline.kernels.native.arithmetic import exponential, filled, scaled
 from paceline.kernels.native.choosing import SUMMED_TOGETHER, hashed, sum_of
-from paceline.kernels.native.memory import HELPER, bits_of, carray, float_of, floats, helper, pointer, put
+from paceline.kernels.native.memory import bits_of, carray, float_of, floats, helper, inlined, pointer, put, sums
 from paceline.stopping import CLASSES, DEEPEST, LIKELIEST as LIKELIEST_TO_COME_TRUE, shifted
 
 _f = np.float32
 _shifted = helper(shifted)
 """`stopping.shifted`, for compiled code."""
 
-_inline = numba.njit(**HELPER, inline="always")
-# no "arcp": scores must be exact divisions, to compare with those computed elsewhere
-_sums = numba.njit(**HELPER, fastmath={"reassoc", "contract", "nsz"})
 LEAST_POWER = _f(-69)
 """Tokens less likely than the likeliest by a factor below e to this power are not drawn: so every token that can be drawn has a
 nonzero probability in the recorded float32 distribution, even after division by the sum over a large vocabulary."""
 
 
-@_inline
+@inlined
 def _logarithm(x):
     """log of a positive float32, to 2e-6."""
     bits = bits_of(x)
@@ -33,7 +29,7 @@ def _logarithm(x):
     return _f(np.int32(bits >> np.int32(23)) - np.int32(127)) * _f(0.69314718) + _f(2) * s * series
 
 
-@_inline
+@inlined
 def _weight_of_noise(word):
     """exp of a hash's noise, -1 / log(uniform), from 31 of its bits; precise at both ends of the range."""
     high = np.int32(np.int32(word >> np.int32(1)) + np.int32(1 << 30))
@@ -48,7 +44,7 @@ def share(row, count, temperature, least, token):
     return _f(1.0 / sum_of(row, count, temperature, least, _f(-np.inf), floats(row)[token] / temperature))
 
 
-@_sums
+@sums
 def share_noised(row, count, temperature, least, key, token):
     """As `share`, with the noise of a key added to the scores."""
     logits = floats(row)
@@ -60,7 +56,7 @@ def share_noised(row, count, temperature, least, key, token):
     return _f(1) / (_f(1) + total / _weight_of_noise(hashed(key, token)))
 
 
-@_sums
+@sums
 def _weighed(row, begin, end, temperature, least, top, probs):
     logits, found, total = floats(row), floats(probs), _f(0)
     for token in range(begin, end):

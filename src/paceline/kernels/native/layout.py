@@ -81,7 +81,6 @@ MODEL = np.dtype(
         ("head_size", "i8"),
         ("rotary", "i8"),  # how much of a head is rotated
         ("inner", "i8"),
-        ("vocabulary", "i8"),
         ("activation", "i8"),
         ("experts", "i8"),  # per layer; 0: dense MLPs
         ("chosen", "i8"),  # experts used by each row

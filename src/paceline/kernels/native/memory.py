@@ -22,7 +22,11 @@ carray: Any = numpy_support.carray
 
 HELPER: dict[str, Any] = {"nogil": True, "error_model": "numpy", "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 """Options of functions that are called from kernels only: Python wrappers would take longer to compile than the functions."""
-helper = numba.njit(**HELPER)
+helper, inlined = numba.njit(**HELPER), numba.njit(**HELPER, inline="always")
+plain = numba.njit(**HELPER, fastmath={"contract"})
+"""For sums that must be taken in the order that is written."""
+sums = numba.njit(**HELPER, fastmath={"reassoc", "contract", "nsz"})
+"""For sums in any order. No "arcp": scores are divisions, exact to the last bit, to compare with those computed elsewhere."""
 _LARGEST_HALF = 65504.0
 _FP32, _FP16 = (FLOAT_KINDS.index(kind) for kind in ("fp32", "fp16"))
 

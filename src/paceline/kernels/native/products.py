@@ -21,7 +21,7 @@ from paceline.kernels.native.entries import PRODUCT_WORDS
 from paceline.kernels.native.formats import FORMATS, Format
 from paceline.kernels.native.memory import helper, intrinsic, prefetched
 from paceline.kernels.native.tiles import emit_tile, most_rows_of
-from paceline.kernels.native.vectors import I64, IN_PAIRS, PANEL, VECTORS, constant
+from paceline.kernels.native.vectors import I64, IN_PAIRS, PANEL, VECTORS, constant, counted_or_none
 
 _ARGUMENTS = PRODUCT_WORDS
 """(rows, activations, weights, panel_bytes, inputs, outputs, stride, low, high, mode) over the panels [low, high).
@@ -129,17 +129,8 @@ def _by_unit(builder: Any, form: Format, two: bool, arguments: Any) -> None:
 def _panels(builder: Any, arguments: Any) -> Iterator[list[Any]]:
     """A loop over the panels [low, high); yields a tile's arguments for the current one."""
     _, activations, weights, panel_bytes, inputs, outputs, stride, low, high, mode = arguments
-    before = builder.block
-    head, body, after = (builder.append_basic_block(name) for name in ("panels", "panel", "panels.after"))
-    builder.branch(head)
-    builder.position_at_end(head)
-    place = builder.phi(I64)
-    place.add_incoming(low, before)
-    builder.cbranch(builder.icmp_signed("<", place, high), body, after)
-    builder.position_at_end(body)
-    panel = builder.add(weights, builder.mul(place, panel_bytes))
-    result = builder.add(outputs, builder.mul(place, constant(4 * PANEL)))
-    yield [activations, panel, panel_bytes, inputs, result, stride, mode]
-    place.add_incoming(builder.add(place, constant(1)), builder.block)
-    builder.branch(head)
-    builder.position_at_end(after)
+    with counted_or_none(builder, builder.sub(high, low), []) as loop:
+        place = builder.add(low, loop.index)
+        panel = builder.add(weights, builder.mul(place, panel_bytes))
+        result = builder.add(outputs, builder.mul(place, constant(4 * PANEL)))
+        yield [activations, panel, panel_bytes, inputs, result, stride, mode]

@@ -112,40 +112,29 @@ row_of_planes = _row_of(16, _write_planes)
 row_of_pairs = _row_of(16, _write_pairs)
 
 
-@intrinsic
-def halved_row(context, source, inputs, target, stride):
-    """Round a row of float32 at `source`, a multiple of GROUP, to bfloat16; `stride` bytes from one GROUP of them to the next."""
+def _halves_of(split: bool) -> Any:
+    """An intrinsic that rounds a row of float32 at `source`, a multiple of GROUP of them, to bfloat16, GROUP by GROUP, `stride`
+    bytes apart. split: after each GROUP come its remainders, as bfloat16 again: together they have 16 significant bits."""
 
-    def generate(context, builder, signature, arguments):
-        source, inputs, target, stride = arguments
-        with counted(builder, builder.udiv(inputs, constant(GROUP))) as loop:
-            numbers = load(builder, builder.add(source, builder.mul(loop.index, constant(4 * GROUP))), _NUMBERS, 4)
-            _store_halves(builder, _nearest_half(builder, numbers), builder.add(target, builder.mul(loop.index, stride)))
-        return context.get_dummy_value()
+    def halved(context, source, inputs, target, stride):
+        def generate(context, builder, signature, arguments):
+            source, inputs, target, stride = arguments
+            with counted(builder, builder.udiv(inputs, constant(GROUP))) as loop:
+                numbers = load(builder, builder.add(source, builder.mul(loop.index, constant(4 * GROUP))), _NUMBERS, 4)
+                place = builder.add(target, builder.mul(loop.index, builder.mul(stride, constant(1 + split))))
+                upper = _nearest_half(builder, numbers)
+                _store_halves(builder, upper, place)
+                if split:
+                    whole = builder.bitcast(builder.shl(upper, ir.Constant(_WHOLE, [16] * GROUP)), _NUMBERS)
+                    _store_halves(builder, _nearest_half(builder, builder.fsub(numbers, whole)), builder.add(place, stride))
+            return context.get_dummy_value()
 
-    return types.void(*[types.int64] * 4), generate
+        return types.void(*[types.int64] * 4), generate
+
+    return intrinsic(halved)
 
 
-@intrinsic
-def split_row(context, source, inputs, target, stride):
-    """Split a row of float32 at `source`, a multiple of GROUP of them, into bfloat16 and their remainders, as bfloat16 again:
-    together they have 16 significant bits.
-
-    Written per GROUP: the bfloat16 at `target`, the remainders `stride` bytes later, and the next group `stride` bytes after.
-    """
-
-    def generate(context, builder, signature, arguments):
-        source, inputs, target, stride = arguments
-        with counted(builder, builder.udiv(inputs, constant(GROUP))) as loop:
-            numbers = load(builder, builder.add(source, builder.mul(loop.index, constant(4 * GROUP))), _NUMBERS, 4)
-            place = builder.add(target, builder.mul(loop.index, builder.mul(stride, constant(2))))
-            upper = _nearest_half(builder, numbers)
-            rest = builder.fsub(numbers, builder.bitcast(builder.shl(upper, ir.Constant(_WHOLE, [16] * GROUP)), _NUMBERS))
-            _store_halves(builder, upper, place)
-            _store_halves(builder, _nearest_half(builder, rest), builder.add(place, stride))
-        return context.get_dummy_value()
-
-    return types.void(*[types.int64] * 4), generate
+halved_row, split_row = _halves_of(False), _halves_of(True)
 
 
 def _store_halves(builder: Any, bits: Any, place: Any) -> None:

@@ -1,4 +1,4 @@
-"""Numba definitions for `successors`: the k largest of a row of logits in one pass over it, and a table of them per token."""
+"""Numba definition for `successors`: a table of the k likeliest next tokens per token."""
 
 from __future__ import annotations
 
@@ -6,35 +6,8 @@ from math import exp
 
 import numpy as np
 
-from paceline.kernels.native.arithmetic import placed
-from paceline.kernels.native.best import put_in_order
-from paceline.kernels.native.memory import carray, floats, helper, pointer
-
-_BLOCK = 64
-"""Logits per block: the block's largest is compared first with the k found so far, since few blocks of a large vocabulary contain
-one of the k largest."""
-
-
-@helper
-def top_k(row, keys, places):
-    """Write the indices of the k largest numbers of a row to `places`, in falling order, in a tie the lower index first.
-
-    row: int32, the bits of float32 numbers. keys: int32 [k], scratch. places: int64 [k].
-    """
-    held, count = 0, len(keys)
-    for begin in range(0, len(row), _BLOCK):
-        end = min(begin + _BLOCK, len(row))
-        top = np.int32(-(2**31))
-        for at in range(begin, end):
-            top = max(top, placed(row[at]))
-        if held == count and top <= keys[count - 1]:
-            continue
-        for at in range(begin, end):
-            key = placed(row[at])
-            if held == count and key <= keys[count - 1]:
-                continue
-            held = min(held + 1, count)
-            put_in_order(keys, places, held, key, at)
+from paceline.kernels.native.best import ANYTHING, largest_above
+from paceline.kernels.native.memory import carray, floats, pointer
 
 
 def record_top_k(logits, row_bytes, size, rows, number, tokens, shares, count, scratch):
@@ -52,7 +25,8 @@ def record_top_k(logits, row_bytes, size, rows, number, tokens, shares, count, s
     for at in range(number):
         line = logits + at * row_bytes
         row = floats(line)
-        top_k(carray(pointer(line), size, np.int32), keys, places)
+        if largest_above(line, size, count, ANYTHING, keys, places) < count:
+            continue
         first = np.float64(row[places[0]])
         if not (np.isfinite(first) and np.isfinite(row[places[count - 1]])):
             continue
