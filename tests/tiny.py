@@ -81,7 +81,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "falcon": {"alibi": False, "new_decoder_architecture": False},
     "gpt_neo": {
         "attention_types": [[["global", "local"], 1]],
-        "num_layers": 2,
+        "num_hidden_layers": 4,
         "num_heads": 4,
         "window_size": 4,
     },
@@ -102,11 +102,12 @@ KINDS: dict[str, dict[str, Any]] = {
     "lfm2": {"layer_types": ["conv", "full_attention"], "conv_L_cache": 3},
     "longcat_flash": {
         **{name: number for name, number in _LATENT.items() if name not in ("n_group", "topk_group", "first_k_dense_replace")},
-        "num_layers": 2,
+        "num_hidden_layers": 4,
         "ffn_hidden_size": 48,
         "moe_topk": 2,
         "zero_expert_num": 2,
         "expert_ffn_hidden_size": 32,
+        "head_dim": 8,
         "n_routed_experts": 4,
     },
     "mamba2": {"num_heads": 8, "head_dim": 16, "state_size": 8, "n_groups": 1, "expand": 2, "chunk_size": 8},
