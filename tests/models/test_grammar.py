@@ -46,6 +46,23 @@ def pieces() -> list[bytes]:
     return [*Pieces(tokenizer(), PADDED).of]
 
 
+@pytest.mark.parametrize(
+    "text", ["b" * 9000, "the inner thing; " * 600, "\u00e9\u4e16" * 3000], ids=["a run", "words", "characters"]
+)
+def test_a_long_text_to_come_is_divided_from_its_end_on(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    """The library asks for all of it before each token; only its beginning is tokenized anew."""
+    vocabulary = room._Vocabulary(Pieces(tokenizer(), PADDED), PADDED, EOSES)
+    before = vocabulary(text)
+    assert vocabulary._pieces.bytes_of(before) == text.encode()
+    lengths, spelled = list[int](), vocabulary._pieces.spelled
+    monkeypatch.setattr(vocabulary._pieces, "spelled", lambda data: lengths.append(len(data.decode())) or spelled(data))
+    after = vocabulary(text[3:])
+    assert len(lengths) == 1
+    assert lengths[0] < 2 * room._PART
+    assert vocabulary._pieces.bytes_of(after) == text[3:].encode()
+    assert after == room._Vocabulary(Pieces(tokenizer(), PADDED), PADDED, EOSES)(text[3:])
+
+
 def walked(constraint: GrammarConstraint, stream: Random, longest: int) -> list[int]:
     """Random tokens that the grammar allows, without committing them."""
     path: list[int] = []

@@ -173,6 +173,11 @@ def test_a_tokenizer_tells_its_own_eos_from_those_of_the_model(folder: Path) -> 
     assert Tokenizer(folder).ends == {2}
 
 
+def test_a_panic_of_the_tokenizers_library_is_told_in_words(folder: Path) -> None:
+    edit(folder / "tokenizer.json", normalizer={"type": "Replace", "pattern": {"String": ""}, "content": "x"})
+    assert "cannot encode this text" in refusal(lambda: Tokenizer(folder).encode("the thing"))
+
+
 def rewrite(file: Path, change: Callable[[bytes], bytes]) -> None:
     file.write_bytes(change(file.read_bytes()))
 
@@ -218,6 +223,10 @@ DAMAGED_WEIGHTS: dict[str, tuple[Callable[[Path], None], str]] = {
     ),
     "list as metadata": (lambda file: reheaded(file, lambda header: header.update(__metadata__=[])), "__metadata__"),
     "list header": (lambda file: rewrite(file, lambda _: struct.pack("<Q", 2) + b"[]"), "not a JSON object"),
+    "half a character in a name": (
+        lambda file: reheaded(file, lambda header: header.update({"\ud800": header.pop("model.norm.weight")})),
+        "not valid Unicode",
+    ),
     "negative shape": (lambda file: reheaded(file, negative), "'model.norm.weight' does not add up"),
     "overlap": (lambda file: reheaded(file, overlapping), "damaged"),
     "unknown dtype": (lambda file: reheaded(file, lambda header: header["model.norm.weight"].update(dtype="X9")), "add up"),

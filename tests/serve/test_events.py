@@ -160,6 +160,33 @@ def test_a_stream_that_nobody_reads_is_closed(read: bool):
     asyncio.run(scene())
 
 
+def test_a_client_that_is_gone_does_not_stop_everybody_else():
+    """Sending to it never waits, so what is left of its answer must not be written in one turn of the event loop."""
+
+    async def scene() -> None:
+        begun, sent, left = await Begun.of(Source().stream), 0, asyncio.Event()
+
+        async def chunks() -> AsyncGenerator[dict[str, Any], None]:
+            for at in range(10_000):
+                yield {"at": at}
+
+        async def receive() -> dict[str, Any]:
+            await left.wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message: Any) -> None:
+            nonlocal sent
+            sent += 1
+            if sent == 5:
+                left.set()
+
+        response = EventStream(openai_frames(chunks()), begun)
+        await asyncio.wait_for(response({"type": "http", "asgi": {"spec_version": "2.3"}}, receive, send), 5)
+        assert sent < 20
+
+    asyncio.run(scene())
+
+
 def test_work_is_cancelled_and_awaited_when_the_client_leaves():
     async def scene() -> None:
         left, log = asyncio.Event(), []

@@ -180,6 +180,10 @@ def _tensors(file: Path) -> dict[str, int]:
     metadata = header.pop("__metadata__", None)
     if metadata is not None and not (isinstance(metadata, dict) and all(isinstance(text, str) for text in metadata.values())):
         raise ModelError(f"'{file}' is damaged: its __metadata__ does not map text to text")
+    try:
+        "".join([*header, *(metadata or {}), *(metadata or {}).values()]).encode()
+    except UnicodeEncodeError as error:
+        raise ModelError(f"'{file}' is not a safetensors file: its header is not valid Unicode") from error
     spans = {name: _span(file, name, entry) for name, entry in header.items()}
     place = 0
     for name, (start, end, _) in sorted(spans.items(), key=lambda item: item[1][:2]):

@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import json
 import re
+from array import array
 from collections import OrderedDict
 from collections.abc import Callable
 from functools import lru_cache, partial
+from itertools import chain
 from threading import Lock, Thread, stack_size
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
@@ -35,9 +37,12 @@ _MOST_GIVEN_UP = 2
 _STACK_BYTES = 128 << 20
 """A grammar has at most some 24,000 rules, and following one takes about 2 KiB. Only touched pages use real memory."""
 _KEPT = 16
-"""How many of the latest compiled grammars are kept. One takes up to 25 MB, most of it for states."""
+"""How many of the latest compiled grammars are kept. One takes up to 25 MB, most of it for states, and up to
+twice as much if it holds long texts."""
 _SHORT, _SPELLED = 64, 10_000
 """Longest text, in characters, whose tokens are cached, and how many texts are."""
+_PART, _PARTS = 1024, 2048
+"""Characters of a part of a longer text, and how many parts are cached."""
 _INDENT = 32
 _WHITESPACE = rf"( |\n[ \t]{{0,{_INDENT}}})"
 """Whitespace between JSON tokens. Without a bound, a model may write spaces until it reaches its token limit."""
@@ -167,6 +172,7 @@ class _Vocabulary:
     def __init__(self, pieces: Pieces, vocab_size: int, eos_token_ids: frozenset[int]) -> None:
         self._pieces, self.eos_token_id = pieces, vocab_size
         self._spelled: dict[str, list[int]] = {}
+        self._parts: OrderedDict[str, array[int]] = OrderedDict()
         special = {token for token in (*pieces.names, *eos_token_ids) if token < vocab_size}
         self.special_token_ids = [*special, vocab_size]
         self.tokens = [self._named(token, token in special) for token in range(vocab_size)] + [b"<|end of answer|>"]
@@ -177,13 +183,28 @@ class _Vocabulary:
         return self._pieces.of[token]
 
     def __call__(self, text: str) -> list[int]:
-        """Tokens of exactly these bytes; cached, since llguidance asks for the same forced bytes repeatedly."""
+        """Tokens of exactly these bytes; cached, since llguidance asks for the same forced bytes repeatedly.
+
+        It asks for all that an answer is bound to hold from here on, maybe 60,000 characters, once per token. Such a text is
+        divided from its end on, so that all parts but the first are those of the token before.
+        """
+        if len(text) > 2 * _PART:
+            first = _PART + len(text) % _PART
+            rest = [self._part(text[at : at + _PART]) for at in range(first, len(text), _PART)]
+            return [*self(text[:first]), *chain.from_iterable(rest)]
         found = self._spelled.get(text)
         if found is None:
             found = self._pieces.spelled(text.encode())
             if len(text) <= _SHORT and len(self._spelled) < _SPELLED:
                 self._spelled[text] = found
         return list(found)
+
+    def _part(self, text: str) -> array[int]:
+        found = self._parts.pop(text, None) or array("i", self._pieces.spelled(text.encode()))
+        self._parts[text] = found
+        if len(self._parts) > _PARTS:
+            self._parts.popitem(last=False)
+        return found
 
 
 def _text(grammar: Grammar) -> str:

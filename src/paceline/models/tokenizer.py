@@ -84,8 +84,10 @@ class Tokenizer:
                 # the library holds the GIL for a single text, and releases it for a batch
                 return self._bare.encode_batch([text], add_special_tokens=add_special)[0].ids
             return self.library.encode(text, add_special_tokens=add_special, verbose=False)
-        # the tokenizers library raises plain Exception
-        except Exception as error:
+        # the tokenizers library raises plain Exception, and where it panics a BaseException of its own
+        except BaseException as error:
+            if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+                raise
             raise ModelError(f"the tokenizer in '{self.path}' cannot encode this text: {sentence(error)}") from error
 
     def decode(self, ids: Many[int], skip_special_tokens: bool = True) -> str:

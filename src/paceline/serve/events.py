@@ -102,8 +102,9 @@ class EventStream(StreamingResponse):
     """Server-sent events. However the response ends, `frames` and then `source` are closed before it returns."""
 
     def __init__(self, frames: AsyncGenerator[bytes, None], source: Begun[Any]) -> None:
-        super().__init__(frames, media_type="text/event-stream", headers=_HEADERS)
-        self._closing = (frames, source)
+        turns = _in_turns(frames)
+        super().__init__(turns, media_type="text/event-stream", headers=_HEADERS)
+        self._closing = (turns, frames, source)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -115,6 +116,14 @@ class EventStream(StreamingResponse):
     async def _close(self) -> None:
         for one in self._closing:
             await one.aclose()
+
+
+async def _in_turns(frames: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+    """The frames, with a turn for everything else after each: sending to a client that is gone never waits, and all that is left
+    of its answer, maybe seconds of work, would be written in one go."""
+    async for one in frames:
+        yield one
+        await asyncio.sleep(0)
 
 
 async def beating(
