@@ -11,8 +11,9 @@ if TYPE_CHECKING:
     from paceline.engine.llm import LLM, Completion
     from paceline.errors import PacelineError
     from paceline.params import Grammar, SamplingParams
+    from paceline.sequence import Speculation
 
-__all__ = ["LLM", "Completion", "Grammar", "PacelineError", "Progress", "SamplingParams", "__version__"]
+__all__ = ["LLM", "Completion", "Grammar", "PacelineError", "Progress", "SamplingParams", "Speculation", "__version__"]
 
 _PLACES = {
     "LLM": "paceline.engine.llm",
@@ -21,6 +22,7 @@ _PLACES = {
     "PacelineError": "paceline.errors",
     "Progress": "paceline.engine.engine",
     "SamplingParams": "paceline.params",
+    "Speculation": "paceline.sequence",
 }
 
 

@@ -113,11 +113,37 @@ def test_a_bad_file_is_refused_in_one_sentence(tmp_path: Path, content: str | by
 def test_a_row_of_another_form_is_told_what_it_has(tmp_path: Path) -> None:
     file = tmp_path / "gsm8k.jsonl"
     file.write_text('{"prompt": "x"}\n{"question": "How many?", "answer": "3"}')
-    with pytest.raises(BenchError, match=r"row 2 is neither .* with text in it: it has 'question', 'answer'$"):
+    with pytest.raises(BenchError, match=r"row 2 has neither 'turns' nor a 'prompt': it has 'question', 'answer'$"):
         load_tasks(str(file))
     file.write_text('{"prompt": "x"}\n{"prompt": "y"')
     with pytest.raises(BenchError, match=r"row 2 is not JSON$"):
         load_tasks(str(file))
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ('["hello"]', "is no object"),
+        ('{"turns": "hello"}', "has 'turns' that are no list of texts"),
+        ('{"turns": []}', "has 'turns' that are no list of texts"),
+        ('{"turns": [{"role": "user"}]}', "has something other than text in 'turns'"),
+        ('{"turns": [""]}', "has an empty text in 'turns'"),
+        ('{"turns": ["x"], "category": 5}', "has something other than text in 'category'"),
+        ('{"prompt": "\\ud800"}', "not valid Unicode"),
+    ],
+)
+def test_a_row_is_told_what_is_wrong_with_it(tmp_path: Path, row: str, said: str) -> None:
+    file = tmp_path / "mine.jsonl"
+    file.write_text(row)
+    with pytest.raises(BenchError, match=r"mine.jsonl row 1 ") as refused:
+        load_tasks(str(file))
+    assert said in str(refused.value)
+
+
+def test_a_prompt_may_name_its_task_as_a_category(tmp_path: Path) -> None:
+    file = tmp_path / "mine.jsonl"
+    file.write_text('{"prompt": "x", "category": "qa"}\n{"prompt": "y", "task": "rag", "category": "qa"}')
+    assert [task.name for task in load_tasks(str(file))] == ["qa", "rag"]
 
 
 @pytest.mark.parametrize("named", ["", ",", "e2", "e2e,e2e", "/no/such/file.jsonl"])

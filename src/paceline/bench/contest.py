@@ -104,6 +104,11 @@ class Tally:
         return {name: [[getattr(one, name) for one in repeats] for repeats in runs] for name in ("first_s", "total_s")}
 
     @property
+    def answer_tokens(self) -> list[list[int]]:
+        """Number of tokens of every answer, without EOS, prompt by prompt and repeat by repeat."""
+        return [[len(one.token_ids) for one in repeats] for repeats in self.runs.values()]
+
+    @property
     def speculation(self) -> Speculation:
         """The counts summed over all repeats and prompts."""
         return sum((one.speculation for one in self._all if one.speculation is not None), Speculation())

@@ -34,6 +34,7 @@ def task_rows(
             "first_s": tally.first_s,
             "decode_s": tally.decode_s(base),
             "seconds": tally.seconds,
+            "answer_tokens": tally.answer_tokens,
             "tokens_per_s": tally.tokens_per_s,
             "decode_tokens_per_s": tally.decode_tokens_per_s(base),
             "equal_prompts": tally.equal_prompts(plain),

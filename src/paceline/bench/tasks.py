@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable
 from dataclasses import dataclass
 from hashlib import sha256
 from itertools import zip_longest
@@ -110,11 +109,8 @@ def read_tasks(file: Path) -> list[Task]:
             raise BenchError(f"{file} row {number} is not JSON") from error
         try:
             name, item = _parsed(row, file.stem)
-        except (KeyError, TypeError, AttributeError) as error:
-            known = f": it has {', '.join(map(repr, row))}"[:200] if isinstance(row, dict) and row else ""
-            raise BenchError(
-                f"{file} row {number} is neither {{'category', 'turns'}} nor {{'prompt'}} with text in it{known}"
-            ) from error
+        except _RowError as error:
+            raise BenchError(f"{file} row {number} {error}") from error
         groups.setdefault(name, []).append(item)
     if groups.keys() >= _OF_MULTI_TURN:
         # categories alternate, so that the first few items are of many kinds
@@ -123,20 +119,33 @@ def read_tasks(file: Path) -> list[Task]:
     return [Task(name, tuple(items)) for name, items in groups.items()]
 
 
-def _parsed(row: dict[str, Any], otherwise: str) -> tuple[str, Item]:
-    """A row's task and item. otherwise: the task of a row without one."""
+class _RowError(Exception):
+    """What is wrong with a row, as the end of a sentence."""
+
+
+def _parsed(row: Any, otherwise: str) -> tuple[str, Item]:
+    """A row's task and item. otherwise: the task of a row without one. Raises _RowError."""
+    if not isinstance(row, dict):
+        raise _RowError("is no object")
     if "turns" in row:
-        return _text(row.get("category", otherwise)), Item(tuple(_texts(row["turns"])), chat=True)
-    return _text(row.get("task", otherwise)), Item((_text(row["prompt"]),))
+        turns = row["turns"]
+        if not isinstance(turns, list) or not turns:
+            raise _RowError("has 'turns' that are no list of texts")
+        return _text(row.get("category", otherwise), "category"), Item(tuple(_text(turn, "turns") for turn in turns), chat=True)
+    if "prompt" not in row:
+        has = f": it has {', '.join(map(repr, row))}"[:200] if row else ""
+        raise _RowError(f"has neither 'turns' nor a 'prompt'{has}")
+    name = "task" if "task" in row else "category"
+    return _text(row.get(name, otherwise), name), Item((_text(row["prompt"], "prompt"),))
 
 
-def _texts(values: Iterable[Any]) -> list[str]:
-    if not isinstance(values, list) or not values:
-        raise TypeError
-    return [_text(value) for value in values]
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str) or not value.strip():
-        raise TypeError
+def _text(value: Any, field: str) -> str:
+    if not isinstance(value, str):
+        raise _RowError(f"has something other than text in '{field}'")
+    if not value.strip():
+        raise _RowError(f"has an empty text in '{field}'")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise _RowError(f"has half of a surrogate pair in '{field}', which is not valid Unicode") from error
     return value

@@ -42,6 +42,8 @@ def _named(families: dict[str, list[dict[str, Any]]], name: str) -> dict[str, li
 
     found = {family: [row for row in rows if row["name"] == name] for family, rows in families.items()}
     if not any(found.values()):
+        if "." in name or ":" in name:
+            fail(f"'{name}' is a file of your own or has options: only the methods of Paceline are listed, by their names")
         names = [row["name"] for rows in families.values() for row in rows]
         fail(f"there is no method '{name}'; {suggestion(name, names)}")
     return {family: rows for family, rows in found.items() if rows}
