@@ -162,7 +162,7 @@ def looked_up(name: str, drafter: Drafter, length: int, repeats: int) -> dict[st
     text = script(length + 4 * repeats)
     sequence = Sequence(0, tuple(text[:length]), SamplingParams(), seed=0)
     drafter.propose([sequence], [drafter.budget])
-    held = drafter.held_bytes / length
+    held = drafter.sequence_bytes / length
     seen: list[float] = []
     for low in range(length, length + 4 * repeats, 4):
         sequence.commit(tuple(text[low : low + 4]), ("",) * 4)

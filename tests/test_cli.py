@@ -383,6 +383,15 @@ def test_a_file_without_an_end_is_refused_in_one_sentence(monkeypatch, capsys, c
 def test_the_public_names_are_the_documented_ones() -> None:
     import paceline
 
-    assert set(paceline.__all__) == {"LLM", "Completion", "Grammar", "PacelineError", "Progress", "SamplingParams", "__version__"}
+    assert set(paceline.__all__) == {
+        "LLM",
+        "Completion",
+        "Grammar",
+        "PacelineError",
+        "Progress",
+        "SamplingParams",
+        "Speculation",
+        "__version__",
+    }
     assert all(getattr(paceline, name) is not None for name in paceline.__all__)
     assert set(dir(paceline)) == set(paceline.__all__)

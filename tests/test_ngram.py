@@ -291,7 +291,7 @@ def test_a_text_that_says_one_thing_over_and_over_holds_its_ngrams_once() -> Non
     assert sum(map(len, last(long._states[0]))) == sum(map(len, last(short._states[0]))) == 8
     assert long._states[0].tables.nbytes < 100_000
     # at most twice the size of a token: itself, and three numbers for each of four lengths
-    assert long.held_bytes <= short.held_bytes + 100_000 + 2 * 9_900 * 4 * (1 + 3 * 4)
+    assert long.sequence_bytes <= short.sequence_bytes + 100_000 + 2 * 9_900 * 4 * (1 + 3 * 4)
 
 
 def test_every_token_of_a_large_vocabulary_is_found_and_cut_back() -> None:

@@ -342,7 +342,7 @@ def the_amateur_is_not_contrasted_with(patch: pytest.MonkeyPatch) -> None:
 @mutant("dice")
 def one_number_decides_all_tests_of_a_step(patch: pytest.MonkeyPatch) -> None:
     honest = draws.chance
-    patch.setattr(draws, "chance", lambda sequence, name, node, trial=0: honest(sequence, name, 0, 0))
+    patch.setattr(draws, "chance", lambda sequence, name, node: honest(sequence, name, 0))
 
 
 @mutant("dice")

@@ -68,7 +68,7 @@ def test_a_digest_tells_texts_apart(tmp_path: Path) -> None:
     file = tmp_path / "mine.jsonl"
     digests = []
     for prompt, more in (("one", ()), ("one", ()), ("two", ()), ("one", ("limit",))):
-        file.write_text(json.dumps({"prompt": prompt}) + "\n" + json.dumps({"prompt": "\ud800"}) + "\n")
+        file.write_text(json.dumps({"prompt": prompt}) + "\n" + json.dumps({"prompt": "three"}) + "\n")
         digests.append(load_tasks(str(file), 1 if more else None)[0].sha256)
     first, again, other, fewer = digests
     assert first == again
