@@ -136,7 +136,7 @@ def test_only_what_nobody_asked_for_is_left_out() -> None:
         build_drafters("ngram", (), ["unigram:width=4"], surroundings(Branching.CHAIN))
     # drafters are identified by name, so a second one of the same name could not be requested
     for draft, offers in (("model:a", ["model:b"]), ("ngram", ["model:a", "model:b"]), ("ngram", ["ngram:max=9"])):
-        with pytest.raises(SpecError, match="there is another drafter of the name"):
+        with pytest.raises(SpecError, match="another drafter of the name"):
             build_drafters(draft, (), offers, surroundings())
     for draft, offers in (
         ("ngram:max=9+recycle", ["ngram", "recycle"]),

@@ -169,7 +169,9 @@ def build_drafters(spec: str, extra: Many[str], offer: Many[str], surroundings: 
         if part.name not in parts and part.name not in offered:
             offered[part.name] = part
         elif _is_another(said, part, spec):
-            raise SpecError(f"'{said}' cannot be offered: there is another drafter of the name '{part.name}'")
+            raise SpecError(
+                f"'{said}' cannot be offered: another drafter of the name '{part.name}' is there, from --draft or offered too"
+            )
     merged = MergedDrafter([*parts.values(), *offered.values()])
     merged.name = drafter.name
     return merged, frozenset(offered)

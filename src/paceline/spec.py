@@ -124,7 +124,8 @@ def bind(method: Method, options: type[Options]) -> Options:
     """
     fields = list(options.model_fields)
     if len(method.arguments) > len(fields):
-        raise SpecError(f"'{method.name}' takes at most {len(fields)} arguments, not {len(method.arguments)}")
+        most = f"at most {len(fields)} arguments, not {len(method.arguments)}" if fields else "no options"
+        raise SpecError(f"'{method.name}' takes {most}")
     values: dict[str, str] = dict(zip(fields, method.arguments, strict=False))
     for name, value in method.options.items():
         if name not in fields:

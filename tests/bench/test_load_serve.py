@@ -418,7 +418,7 @@ def asked_over(transport: httpx2.MockTransport, ask: Any) -> Any:
 @pytest.mark.parametrize("listed", [5, True, "models", {"id": "m"}, [5], None])
 def test_a_list_of_models_that_is_none_is_one_sentence(listed: Any) -> None:
     transport = httpx2.MockTransport(lambda request: httpx2.Response(200, json={"data": listed}))
-    with pytest.raises(BenchError, match="/v1/models: status 200, no model; name one with --model"):
+    with pytest.raises(BenchError, match="/v1/models: status 200, no model; name a model with --model"):
         asked_over(transport, lambda http: look(http, "http://server", None))
 
 

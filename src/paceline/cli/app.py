@@ -10,15 +10,18 @@ from paceline.cli.chat import chat
 from paceline.cli.check import check
 from paceline.cli.datastore import datastore
 from paceline.cli.generate import generate
+from paceline.cli.groups import Command, Group
 from paceline.cli.listings import methods, models
 from paceline.cli.serve import serve
 from paceline.cli.terminal import tell
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=paceline.__doc__)
+app = typer.Typer(cls=Group, add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=paceline.__doc__)
 app.callback()(tell)
 for command in (generate, chat, check, serve):
-    app.command(epilog="The environment variable OMP_NUM_THREADS sets the number of threads, at most one per processor.")(command)
+    app.command(
+        cls=Command, epilog="The environment variable OMP_NUM_THREADS sets the number of threads, at most one per processor."
+    )(command)
 for command in (methods, models):
-    app.command()(command)
+    app.command(cls=Command)(command)
 app.add_typer(bench, name="bench")
 app.add_typer(datastore, name="datastore")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paceline.cli.bench_serve import bench_serve
-from paceline.cli.groups import DefaultGroup
+from paceline.cli.groups import Command, DefaultGroup
 from paceline.cli.options import Json, KVCache, Lossy, MaxTokens, Model, Weights, path_option
 from paceline.cli.records import told
 from paceline.cli.terminal import err, fail
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from paceline.bench.settings import Settings
 
 bench = typer.Typer(cls=DefaultGroup, invoke_without_command=True, subcommand_metavar="| COMMAND [ARGS]...")
-bench.command("serve")(bench_serve)
+bench.command("serve", cls=Command)(bench_serve)
 
 
 @bench.callback()
@@ -51,7 +51,10 @@ def bench_drafts(
         typer.Option("--grow", help="LAYERS or LAYERSxWIDTH: pad the model to this size without changing its function."),
     ] = None,
     peers: Annotated[
-        str, typer.Option("--peers", help="Other engines to compare with: transformers,llama.cpp,ctranslate2,openvino.")
+        str,
+        typer.Option(
+            "--peers", help="Other engines to compare with: transformers, llama.cpp, ctranslate2, openvino, with commas."
+        ),
     ] = "",
     batch: Annotated[str, typer.Option("--batch", help="Batch sizes whose throughput is measured, such as 1,4,16.")] = "1",
     threads: Annotated[int | None, typer.Option("--threads", help="Threads of every engine; torch's choice if left out.")] = None,

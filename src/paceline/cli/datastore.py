@@ -9,14 +9,15 @@ from typing import Annotated
 import typer
 from rich.progress import Progress
 
+from paceline.cli.groups import Command, Group
 from paceline.cli.options import Json, path_option
 from paceline.cli.terminal import err, out, tell_json
 from paceline.interrupts import raise_again
 
-datastore = typer.Typer(no_args_is_help=True, help="Texts to draft from, for the drafter 'datastore'.")
+datastore = typer.Typer(cls=Group, no_args_is_help=True, help="Texts to draft from, for the drafter 'datastore'.")
 
 
-@datastore.command("build")
+@datastore.command("build", cls=Command)
 def build_datastore(
     files: Annotated[
         list[Path], typer.Argument(help="Text files: .jsonl has a document per row, any other is one document; .gz too.")

@@ -1,4 +1,4 @@
-"""A command group that is also a command: `paceline bench MODEL` as well as `paceline bench serve`."""
+"""Commands and groups of them, and a group that is also a command: `paceline bench MODEL` as well as `paceline bench serve`."""
 
 from __future__ import annotations
 
@@ -6,12 +6,31 @@ import os
 from difflib import get_close_matches
 from typing import Any
 
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from paceline.cli.terminal import fail
 
 
-class DefaultGroup(TyperGroup):
+class Shown:
+    """Shows a switch without a type: typer writes `<bool>` behind it, as if it took a value."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        params = super().get_params(ctx)  # pyright: ignore[reportAttributeAccessIssue]
+        for one in params:
+            if getattr(one, "is_flag", False):
+                one.metavar = ""
+        return params
+
+
+class Command(Shown, TyperCommand):
+    """A command."""
+
+
+class Group(Shown, TyperGroup):
+    """A group of commands."""
+
+
+class DefaultGroup(Group):
     """Runs its callback, with the options and arguments of a command, unless the first word is a command of the group.
 
     A first word similar to a command is refused, unless a file or folder has that name: it would be searched for on the Hub as a

@@ -24,7 +24,7 @@ from paceline.sequence import Sequence
 from paceline.tree import DraftTree, Proposal
 from paceline.verifiers.base import Exactness, Verifier
 
-DRAFTS = 16384
+DRAFTS = 65536
 """Drafts per kind of proposal."""
 _SIZE = 4
 _TARGET = np.array([np.roll([0.5, 0.3, 0.15, 0.05], shift) for shift in range(_SIZE)])
