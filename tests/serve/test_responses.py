@@ -390,6 +390,26 @@ def test_what_codex_sends_with_every_request_is_accepted():
 SPACED = {"type": "namespace", "name": "mcp__demo", "description": "A server of tools", "tools": [LOOK, {**LOOK, "name": "see"}]}
 
 
+@pytest.mark.parametrize(
+    ("chosen", "called"),
+    [
+        ({"type": "function", "name": "look", "namespace": "mcp__demo"}, "mcp__demo__look"),
+        ({"type": "function", "name": "see"}, "mcp__demo__see"),
+        ({"type": "function", "name": "mcp__demo__see"}, "mcp__demo__see"),
+        ({"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "see"}]}, "mcp__demo__see"),
+    ],
+    ids=["with its namespace", "the only one of its name", "as the model calls it", "allowed"],
+)
+def test_a_function_of_a_namespace_can_be_chosen(chosen: dict[str, Any], called: str):
+    grammar = asked(tools=[LOOK, SPACED], tool_choice=chosen).params.grammar
+    assert grammar is not None
+    assert called in grammar.text
+    assert not any(
+        f'"{other}\\"' in grammar.text or f"{other}\\" in grammar.text
+        for other in {"mcp__demo__look", "mcp__demo__see"} - {called}
+    )
+
+
 def test_functions_of_a_namespace_are_called_by_both_names():
     """Codex lists the tools of a server of its own, and of each MCP server, in one."""
     call = '<tool_call>\n{"name": "mcp__demo__look", "arguments": {"at": 1}}\n</tool_call>'

@@ -151,6 +151,7 @@ class ChosenTool(OfType):
 
     type: Literal["function", "allowed_tools"]
     name: FunctionName | None = None
+    namespace: Name | None = None
     mode: Literal["auto", "required"] | None = None
     tools: Annotated[list[dict[str, Any]], up_to(128, least=1)] | None = None
 
@@ -159,6 +160,8 @@ class ChosenTool(OfType):
         one = self.type == "function"
         if (self.name is not None) != one:
             raise misfit("name", "belongs to the type 'function', which needs it")
+        if self.namespace is not None and not one:
+            raise misfit("namespace", "belongs to the type 'function'")
         if (self.mode is None or self.tools is None) != one or (one and (self.mode or self.tools)):
             raise misfit("tools", "belongs, with 'mode', to the type 'allowed_tools', which needs both")
         return self
@@ -329,13 +332,21 @@ class ResponsesRequest(Generation):
         """Names of the tools that may be called; None for all."""
         if not isinstance(self.tool_choice, ChosenTool) or self.tool_choice.tools is None:
             return None
-        return {str(tool.get("name")) for tool in self.tool_choice.tools}
+        return {self._called(str(tool.get("name")), tool.get("namespace")) for tool in self.tool_choice.tools}
 
     @property
     def plain_choice(self) -> str | dict[str, Any] | None:
-        if not isinstance(self.tool_choice, ChosenTool):
-            return self.tool_choice
-        return self.tool_choice.mode or {"type": "function", "function": {"name": self.tool_choice.name}}
+        choice = self.tool_choice
+        if not isinstance(choice, ChosenTool):
+            return choice
+        return choice.mode or {"type": "function", "function": {"name": self._called(choice.name or "", choice.namespace)}}
+
+    def _called(self, name: str, namespace: Any) -> str:
+        """The name by which the model calls a function. A namespace may be left out if no other function has the name."""
+        if isinstance(namespace, str):
+            return own_name(namespace, name)
+        owners = [tool.own_name for tool in self.tools or () if tool.name == name]
+        return owners[0] if len(owners) == 1 else name
 
     @property
     def told_choice(self) -> str | dict[str, Any]:
@@ -344,7 +355,7 @@ class ResponsesRequest(Generation):
         if not isinstance(choice, ChosenTool):
             return choice or "auto"
         if choice.tools is None:
-            return {"type": choice.type, "name": choice.name}
+            return choice.model_dump(include={"type", "name", "namespace"}, exclude_none=True)
         names = [{"type": "function", "name": str(tool.get("name"))} for tool in choice.tools]
         return {"type": choice.type, "mode": choice.mode, "tools": names}
 
