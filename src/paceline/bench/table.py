@@ -123,7 +123,8 @@ def _against(record: dict[str, Any]) -> Table:
     )  # fmt: skip
     for entry in record["against_peers"]:
         for kind in ("plain", "best", "decode_plain", "decode_best"):
-            if kind in entry and not (kind.endswith("best") and entry[kind] == entry[kind.replace("best", "plain")]):
+            # the fastest mode may be plain decoding
+            if kind in entry and not (kind.endswith("best") and entry[kind] == entry.get(kind.replace("best", "plain"))):
                 versus, timed = entry[kind], "decoding" if kind.startswith("decode_") else "answers"
                 ours, theirs, ratio = rates(versus)
                 mode = versus["theirs"].removeprefix(f"{entry['peer']} ")

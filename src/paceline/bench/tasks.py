@@ -1,8 +1,8 @@
 """Tasks: named groups of prompts, from a JSONL file or built in. Results are grouped by their names.
 
 A row of a file is either Spec-Bench's, {"question_id", "category", "turns": [...]}, where each turn follows the answer to the
-previous one in the model's chat template, or {"prompt", "task"}, raw text. Category names are kept, except that the eight of
-MT-Bench, if a file has them all, are merged into one task, as in Spec-Bench.
+previous one in the model's chat template, or {"prompt", "task"}, raw text, whose task may also be called its category. Category
+names are kept, except that the eight of MT-Bench, if a file has them all, are merged into one task, as in Spec-Bench.
 
 Source: Spec-Bench (Xia et al. 2024), section 4: multi-turn, translation, summarisation, QA, maths, retrieval-augmented.
 """
@@ -131,12 +131,14 @@ def _parsed(row: Any, otherwise: str) -> tuple[str, Item]:
         turns = row["turns"]
         if not isinstance(turns, list) or not turns:
             raise _RowError("has 'turns' that are no list of texts")
-        return _text(row.get("category", otherwise), "category"), Item(tuple(_text(turn, "turns") for turn in turns), chat=True)
+        name = _text(row["category"], "category") if "category" in row else otherwise
+        return name, Item(tuple(_text(turn, "turns") for turn in turns), chat=True)
     if "prompt" not in row:
         has = f": it has {', '.join(map(repr, row))}"[:200] if row else ""
         raise _RowError(f"has neither 'turns' nor a 'prompt'{has}")
-    name = "task" if "task" in row else "category"
-    return _text(row.get(name, otherwise), name), Item((_text(row["prompt"], "prompt"),))
+    if isinstance(category := row.get("category"), str) and category.strip():
+        otherwise = category
+    return _text(row["task"], "task") if "task" in row else otherwise, Item((_text(row["prompt"], "prompt"),))
 
 
 def _text(value: Any, field: str) -> str:

@@ -1,4 +1,4 @@
-"""From a conversation to the single choice that answers it, and to its response, whole or streamed.
+"""From a conversation to the choices that answer it; and, of the APIs that have a single one, to its response, whole or streamed.
 
 All checks that can refuse a request come before anything is sent to the engine.
 """

@@ -43,8 +43,8 @@ async def look(http: httpx2.AsyncClient, url: str, model: str | None) -> Server:
     if model is None:
         if not entries:
             answer = said(content) or ("no model" if status == 200 else "")
-            way_out = "give one with --api-key" if status in (401, 403) else "name a model with --model"
-            raise BenchError(f"{url}/v1/models: status {status}{f', {answer}' if answer else ''}; {way_out}")
+            way_out = {401: "; give a key with --api-key", 403: ""}.get(status, "; name a model with --model")
+            raise BenchError(f"{url}/v1/models: status {status}{f', {answer}' if answer else ''}{way_out}")
         model = str(entries[0]["id"])
     entry = next((entry for entry in entries if entry["id"] == model), {})
     longest = entry.get("max_model_len")

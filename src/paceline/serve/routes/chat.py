@@ -15,6 +15,7 @@ from paceline.serve.choices import Answer, collected, usage
 from paceline.serve.chunks import Chunks, head
 from paceline.serve.conversing import asks_of, prompt_of, thinking_variables, unanswered, with_thought
 from paceline.serve.events import Begun, EventStream, beating, openai_frames, unless_gone
+from paceline.serve.lengths import characters, check_length
 from paceline.serve.logprob_fields import chat_entries, prompt_entries
 from paceline.serve.sampling_fields import check_count, generation_values
 from paceline.serve.settings import Settings
@@ -70,6 +71,8 @@ async def _asked(service: Service, settings: Settings, fields: ChatRequest) -> t
     """The tools, the prompt and its choices. All checks that can refuse the request are made before the engine gets it."""
     n = check_count(fields.n, settings)
     service.check_room(n)
+    # before grammars are compiled; with the tools as the template shows them, it is checked again
+    check_length(characters(fields.template_messages, fields.template_tools), settings, "messages")
     answer = wanted(fields)
     await check(service, answer, param_of(fields))
     choice, parallel = fields.plain_choice, fields.parallel_tool_calls

@@ -10,7 +10,7 @@ from fastapi import APIRouter
 from paceline.serve.asking import Service
 from paceline.serve.conversing import prompt_of
 from paceline.serve.errors import invalid
-from paceline.serve.lengths import check_length
+from paceline.serve.lengths import characters, check_length
 from paceline.serve.settings import Settings
 from paceline.serve.speculation_fields import shown
 from paceline.serve.tools import planned
@@ -31,7 +31,9 @@ def router(service: Service, settings: Settings) -> APIRouter:
             check_length(len(fields.prompt), settings, "prompt")
             ids = await service.encode(fields.prompt, fields.add_special_tokens)
         else:
-            tools, messages = await planned(service, fields.template_tools), fields.template_messages
+            messages = fields.template_messages
+            check_length(characters(messages, fields.template_tools), settings, "messages")
+            tools = await planned(service, fields.template_tools)
             begun, variables = fields.continue_final_message, fields.chat_template_kwargs
             ids = await prompt_of(service, settings, tools, messages, "messages", begun=begun, variables=variables)
         # texts may be far longer than any prompt: keep slow work off the event loop

@@ -13,6 +13,7 @@ from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from paceline.errors import validators_words
 from paceline.params import TokenId
+from paceline.serve.bodies import flaw
 from paceline.serve.errors import APIError, invalid
 
 
@@ -155,12 +156,18 @@ def _path(place: Many[int | str]) -> str:
     return path
 
 
+_DEEPEST = 256
+"""Most levels of a call's arguments, as of a body."""
+
+
 def arguments(text: str) -> dict[str, Any] | str:
     """A call's arguments as chat templates need them, an object; text that is not one, such as that of a call that was cut off,
-    is returned as it is."""
+    is returned as it is, and so is one that is too deep to be written again."""
+    if flaw(text.encode(), _DEEPEST):
+        return text
     try:
         read = json.loads(text) if text else {}
-    except (ValueError, RecursionError):
+    except ValueError:
         return text
     return read if isinstance(read, dict) else text
 

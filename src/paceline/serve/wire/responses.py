@@ -356,7 +356,10 @@ class ResponsesRequest(Generation):
             return choice or "auto"
         if choice.tools is None:
             return choice.model_dump(include={"type", "name", "namespace"}, exclude_none=True)
-        names = [{"type": "function", "name": str(tool.get("name"))} for tool in choice.tools]
+        names = [
+            {"type": "function", "name": str(tool.get("name")), **{k: v for k, v in tool.items() if k == "namespace"}}
+            for tool in choice.tools
+        ]
         return {"type": choice.type, "mode": choice.mode, "tools": names}
 
     @property
