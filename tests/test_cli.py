@@ -201,6 +201,8 @@ def test_methods_with_a_name_describes_that_method_and_all_its_options(monkeypat
     assert [row["name"] for row in found["drafters"]] == ["ngram"]
     assert run(monkeypatch, "methods", "ngrm") == 2
     assert capsys.readouterr().err == "paceline: there is no method 'ngrm'; the nearest is 'ngram'\n"
+    assert run(monkeypatch, "methods", "./mine.py") == 2
+    assert "a file of your own" in capsys.readouterr().err
 
 
 def test_embedded_models_speak_json(monkeypatch, capsys) -> None:

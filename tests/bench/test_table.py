@@ -63,3 +63,28 @@ def test_rows_are_not_folded_where_the_output_is_no_terminal() -> None:
 
 def test_brackets_in_a_name_are_no_markup() -> None:
     assert any("model:/a[bold]b" in line for line in shown(80, False, "model:/a[bold]b"))
+
+
+def test_the_fastest_mode_is_not_printed_twice_where_it_is_plain_decoding() -> None:
+    def versus(ours: str, rate: float) -> dict[str, object]:
+        return {
+            "ours": ours,
+            "ours_tokens_per_s": rate,
+            "theirs": "llama.cpp plain",
+            "theirs_tokens_per_s": 50.0,
+            "ratio": rate / 50,
+        }
+
+    slow, fast = versus("plain", 100.0), versus("ngram", 200.0)
+    entries = [
+        {"task": "e2e", "peer": "llama.cpp", "plain": slow, "best": slow, "decode_plain": slow, "decode_best": fast},
+        # its plain decoding failed
+        {"task": "sql", "peer": "llama.cpp", "best": fast},
+    ]
+    made = table._against({"against_peers": entries})
+    assert made.row_count == 4
+    file = StringIO()
+    Console(file=file, width=120).print(made)
+    said = [line.split() for line in file.getvalue().splitlines()]
+    for row in (["answers", "plain"], ["decoding", "plain"], ["decoding", "ngram"], ["answers", "ngram"]):
+        assert sum(row == words[-6:-4] for words in said) == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from paceline.serve.wire.chat import ChatRequest
-from paceline.serve.wire.common import explained
+from paceline.serve.wire.common import arguments, explained
 from paceline.serve.wire.completions import CompletionRequest
 from paceline.serve.wire.messages import MessagesRequest, Prompting
 from paceline.serve.wire.responses import ResponsesRequest
@@ -75,3 +76,20 @@ def test_a_mapping_holds_as_many_entries_as_it_may_and_no_more():
     with pytest.raises(ValidationError, match="at most 4096 entries"):
         CompletionRequest.model_validate({"prompt": "a", "logit_bias": {**most, "4096": 0.5}})
     assert CompletionRequest.model_json_schema()["properties"]["logit_bias"]["anyOf"][0]["maxProperties"] == 4096
+
+
+@pytest.mark.parametrize(
+    ("text", "read"),
+    [
+        ("", {}),
+        ('{"at": [1]}', {"at": [1]}),
+        ('{"at": ', '{"at": '),
+        ("[1]", "[1]"),
+        ('{"at": ' + "[" * 900 + "]" * 900 + "}", None),
+        ('{"at": ' + "[" * 255 + "]" * 255 + "}", ...),
+    ],
+    ids=["none", "an object", "cut off", "no object", "too deep to be written again", "as deep as a body may be"],
+)
+def test_the_arguments_of_a_call_are_read_if_templates_can_write_them(text: str, read: Any) -> None:
+    found = arguments(text)
+    assert found == (text if read is None else json.loads(text) if read is ... else read)
