@@ -203,7 +203,7 @@ def target_law(model: TableModel, params: SamplingParams, constraint: Callable[[
     def law(tokens: Tokens) -> np.ndarray:
         sequence = _sequence(params, constraint)
         sequence.commit(tokens, ("",) * len(tokens))
-        return probabilities(target_scores(model.row(sequence.tokens), Context(sequence)))
+        return probabilities(target_scores(model.row(sequence.tokens), Context(sequence)), sequence)
 
     return law
 

@@ -81,7 +81,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "falcon": {"alibi": False, "new_decoder_architecture": False},
     "gpt_neo": {
         "attention_types": [[["global", "local"], 1]],
-        "num_hidden_layers": 4,
+        "num_layers": 2,
         "num_heads": 4,
         "window_size": 4,
     },

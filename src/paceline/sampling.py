@@ -130,7 +130,7 @@ def target_scores(logits: torch.Tensor, context: Context) -> torch.Tensor:
     return narrowed(shaped(logits, context), context.sequence.params)
 
 
-def probabilities(scores: torch.Tensor, sequence: Sequence | None = None) -> np.ndarray:
+def probabilities(scores: torch.Tensor, sequence: Sequence) -> np.ndarray:
     """float64 [V]: the softmax of scores. Raises LogitsError, with the sequence, where they are not numbers."""
     # numpy: a few thousand numbers are not worth waking torch's threads for
     row = scores.cpu().numpy().astype(np.float64)

@@ -47,7 +47,7 @@ def row_of(size: int, spread: float, seed: int = 0) -> torch.Tensor:
 
 
 def same(row: torch.Tensor, context: Context) -> None:
-    found, wanted = distribution(row, context), probabilities(target_scores(row, context))
+    found, wanted = distribution(row, context), probabilities(target_scores(row, context), context.sequence)
     assert found.dtype == np.float64
     assert ((found > 0) == (wanted > 0)).all()
     np.testing.assert_allclose(found, wanted, rtol=1e-13, atol=1e-300)
@@ -108,7 +108,7 @@ def test_compiled_code_computes_top_p_of_flat_rows_and_of_ties(monkeypatch: pyte
 def test_a_cumulated_share_that_meets_top_p_is_left_to_torch(place: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The last bits of sums differ, and one token more or less would change the law."""
     asked, row = told(monkeypatch), row_of(2000, 0.3)
-    met = float(np.sort(probabilities(row))[::-1].cumsum()[place])
+    met = float(np.sort(probabilities(row, sequence_of()))[::-1].cumsum()[place])
     for beside in (-1e-7, -1e-12, 0.0, 1e-12, 1e-7):
         same(row, Context(sequence_of(temperature=1.0, top_p=met + beside)))
     assert len(asked) == 3

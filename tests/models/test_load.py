@@ -429,9 +429,10 @@ def test_the_context_ends_where_a_longrope_changes(parameters: dict[str, Any] | 
             },
             96,
         ),
-        ({"keep_window_size": 32}, 32),
+        ({"keep_window_size": 32, "model_type": "doge"}, 32),
+        ({"keep_window_size": 32}, 256),
     ],
-    ids=["DeepSeek-V3.2", "a form without such layers", "DeepSeek-V4", "Doge"],
+    ids=["DeepSeek-V3.2", "a form without such layers", "DeepSeek-V4", "Doge", "a stray setting"],
 )
 def test_the_context_ends_where_sparse_attention_begins_to_select(settings: dict[str, Any], length: int) -> None:
     """Past it transformers contradicts itself: whole, in chunks and token by token, it selects other tokens."""

@@ -166,7 +166,7 @@ def placed(llm: LLM, prompt: Prompt, params: SamplingParams, answer: Completion)
     exact, ranks, excess, variance, impossible = llm.target.batch_invariant, list[float](), 0.0, 0.0, 0
     for token, logits in zip(answer.token_ids, _rows(llm.target, sequence, answer.token_ids), strict=True):
         context = Context(sequence)
-        probs = probabilities(target_scores(logits, context))
+        probs = probabilities(target_scores(logits, context), context.sequence)
         ranks.append(rank_of(token, probs, uniform(stream(sequence.seed, "check"), len(sequence.tokens))))
         likeliest = int(probs.argmax())
         chance = float(probs[likeliest])
@@ -198,4 +198,4 @@ def _is_impossible(logits: torch.Tensor, context: Context, token: int) -> bool:
     """Whether a token of probability 0 has probability 0 however sums are rounded. logits: float32 [V]."""
     params = context.sequence.params
     wider = {"top_p": min(params.top_p * (1 + _ROUNDING), 1.0), "min_p": params.min_p * (1 - _ROUNDING)}
-    return bool(probabilities(narrowed(shaped(logits, context), params.model_copy(update=wider)))[token] == 0.0)
+    return bool(probabilities(narrowed(shaped(logits, context), params.model_copy(update=wider)), context.sequence)[token] == 0.0)

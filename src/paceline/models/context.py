@@ -66,7 +66,7 @@ def _lengths_of_one_way(text: Any) -> list[int]:
     ends = [original_length(text, one) for one in switching]
     # past them, sparse attention selects the tokens with the highest scores; where many are equal (zeros behind DeepSeek's ReLU,
     # the same token twice in Doge's), the shape of a call decides which of them it selects
-    ends += [_indexed_length(text), getattr(text, "keep_window_size", None)]
+    ends += [_indexed_length(text), text.keep_window_size if getattr(text, "model_type", None) == "doge" else None]
     return [end for end in ends if isinstance(end, int) and end > 0]
 
 

@@ -72,7 +72,7 @@ class GrammarConstraint:
             choices = np.flatnonzero(allowed).tolist()
             if len(choices) > 1 and not self._ends.issuperset(choices):
                 break
-            # forced bytes have one spelling, and the matcher returns them all at once; it has its own token for the end
+            # the matcher returns all forced bytes at once, in one spelling; it has its own token for the end
             more = self._matcher.compute_ff_tokens() if self._go(path) and choices[0] not in self._ends else []
             path = (*path, *(more or choices[:1]))
         return path[:count]

@@ -1,7 +1,7 @@
 """The self-check at load: find the best backend on which the engine reproduces the loaded model's own logits.
 
 A few random tokens are run through a prompt in two chunks, a draft, a commit and the step after it, two sequences at once,
-and every row is compared with the unmodified model's logits for that text alone. Backends are tried from the best down: trees
+and every row is compared with the logits of the loaded model for that text alone. Backends are tried from the best down: trees
 in the flat step, on a GPU over pages first, trees by an additive mask, chains, replay, replay token by token. An architecture
 that no backend serves is refused, naming the layers that failed.
 """
@@ -150,7 +150,7 @@ def _mixer(layer: torch.nn.Module) -> str:
 
 
 class _Trial:
-    """The texts of the self-check, and the unmodified model's logits for them, computed with its own attention."""
+    """The texts of the self-check, and the loaded model's logits for them, computed with its own attention."""
 
     def __init__(self, model: Any, context_length: int) -> None:
         self._model = model

@@ -20,6 +20,7 @@ _LEAST_POWER = -700.0
 """Tokens less likely than the likeliest by a factor below e to this power get probability 0; half a float64's range."""
 
 
+# no reassociation, which could cancel adding and subtracting the shifter
 @numba.njit(**HELPER, inline="always", fastmath={"contract"})
 def _exponential(x):
     """exp(x) of a float64 from `_LEAST_POWER` to 0, to about one unit in the last place."""
