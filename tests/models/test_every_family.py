@@ -61,6 +61,12 @@ _LATENT = {
     "index_head_dim": 16,
     "index_topk": 128,
 }
+_LINEAR = {
+    **dict.fromkeys(("linear_num_key_heads", "linear_num_value_heads", "linear_num_heads", "linear_conv_kernel_dim"), 4),
+    **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim"), 8),
+    "linear_head_dim": 16,
+    "layer_types": ["linear_attention", "full_attention"] * 2,
+}
 _PLAIN = _without(_LONG, "chunk_size", "attention_chunk_size")
 OWN: dict[str, dict[str, Any]] = {
     "bamba": {**_PLAIN, **_STATE, "attn_layer_indices": [1, 3]},
@@ -75,16 +81,19 @@ OWN: dict[str, dict[str, Any]] = {
         **_without(_PLAIN, "head_dim"), "attn_layer_period": 2, "attn_layer_offset": 1, "expert_layer_period": 2,
         "expert_layer_offset": 1, "use_mamba_kernels": False, "mamba_d_state": 8, "mamba_dt_rank": 4,
     },
+    "kimi_linear": {**_without(_PLAIN, "head_dim"), **_LATENT, **_LINEAR, "q_lora_rank": None},
     "lfm2_moe": {**_PLAIN, "layer_types": ["conv", "full_attention"] * 2, "conv_L_cache": 3, "num_dense_layers": 1},
     "llama4_text": {
         **_PLAIN, "attention_chunk_size": _WINDOW, "floor_scale": 4, "attn_scale": 0.7, "no_rope_layers": [1, 0, 1, 0],
         "layer_types": None, "intermediate_size_mlp": 64, "interleave_moe_layer_step": 2,
     },
+    "minimax": {**_PLAIN, "layer_types": ["linear_attention", "full_attention"] * 2, "block_size": 32, "sliding_window": None},
     "nemotron_h": {
         **_without(_PLAIN, "num_hidden_layers"), "mamba_num_heads": 8, "mamba_head_dim": 16, "ssm_state_size": 8, "n_groups": 1,
         "chunk_size": 8, "layers_block_type": ["mamba", "attention", "mlp", "mamba"], "use_mamba_kernels": False,
         "moe_shared_expert_intermediate_size": 32,
     },
+    **{kind: {**_PLAIN, **_LINEAR} for kind in ("olmo_hybrid", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next")},
     "zamba2": {
         **_without(_PLAIN, "head_dim"), "layers_block_type": ["mamba", "hybrid"] * 2, "mamba_ngroups": 1, "n_mamba_heads": 8,
         "mamba_headdim": 16, "mamba_d_state": 8, "chunk_size": 8, "num_mem_blocks": 1, "use_mem_rope": True,
