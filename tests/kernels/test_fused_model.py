@@ -48,14 +48,23 @@ def backend(folder: Path, weights: str | None = None, kv_cache: str | None = Non
 
 WIDE = {"olmo2", "olmo3"}
 """Families that normalise the queries of all heads together: a program that handles only some heads cannot do that."""
+MIXTURES = {"mixtral", "qwen3_moe", "olmoe"}
+"""Families of mixtures of experts, for which there are no kernels."""
 
 
-@pytest.mark.parametrize("case", [case for case, (kind, _) in CASES.items() if kind not in WIDE])
+@pytest.mark.parametrize("case", [case for case, (kind, _) in CASES.items() if kind not in WIDE | MIXTURES])
 def test_a_family_computes_what_transformers_computes(tmp_path: Path, case: str) -> None:
     """Prompts in chunks, trees, a commit that moves keys, and the next step of three sequences at once."""
     kind, over = CASES[case]
     folder, reference = checkpoint(tmp_path, kind, **over)
     assert largest_error(backend(folder), reference) < TOLERANCE
+
+
+@pytest.mark.parametrize("kind", sorted(MIXTURES))
+def test_mixtures_of_experts_are_refused(tmp_path: Path, kind: str) -> None:
+    checkpoint(tmp_path, kind)
+    with pytest.raises(Unsuited, match="experts"):
+        backend(tmp_path)
 
 
 @pytest.mark.parametrize("kind", sorted(WIDE))
