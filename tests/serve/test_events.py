@@ -182,7 +182,7 @@ def test_a_client_that_is_gone_does_not_stop_everybody_else():
 
         response = EventStream(openai_frames(chunks()), begun)
         await asyncio.wait_for(response({"type": "http", "asgi": {"spec_version": "2.3"}}, receive, send), 5)
-        assert sent < 20
+        assert sent < 100
 
     asyncio.run(scene())
 

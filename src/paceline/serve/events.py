@@ -24,6 +24,8 @@ _QUIET_S = 15.0
 BEAT = b":\n"
 """A comment as keep-alive. No blank line ends it: some clients parse everything before a blank line as an event with data
 (openai/openai-go issue 556)."""
+_AT_ONCE = 16
+"""Events that are sent without giving others a turn: a few milliseconds' work at most, and few more turns of the event loop."""
 _MANY = 64
 """A chunk with log-probabilities of more tokens than this has those of a prompt."""
 _logger = logging.getLogger(__name__)
@@ -119,11 +121,14 @@ class EventStream(StreamingResponse):
 
 
 async def _in_turns(frames: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
-    """The frames, with a turn for everything else after each: sending to a client that is gone never waits, and all that is left
+    """The frames, with a turn for everything else after a few: sending to a client that is gone never waits, and all that is left
     of its answer, maybe seconds of work, would be written in one go."""
+    count = 0
     async for one in frames:
         yield one
-        await asyncio.sleep(0)
+        count += 1
+        if count % _AT_ONCE == 0:
+            await asyncio.sleep(0)
 
 
 async def beating(
