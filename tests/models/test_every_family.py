@@ -49,18 +49,6 @@ _STATE = {
     "mamba_n_groups": 1,
     "mamba_chunk_size": 8,
 }
-_LATENT = {
-    "num_key_value_heads": 4,
-    "q_lora_rank": 24,
-    "kv_lora_rank": 16,
-    "qk_rope_head_dim": 8,
-    "qk_nope_head_dim": 16,
-    "v_head_dim": 12,
-    "n_shared_experts": 1,
-    "index_n_heads": 2,
-    "index_head_dim": 16,
-    "index_topk": 128,
-}
 _LINEAR = {
     **dict.fromkeys(("linear_num_key_heads", "linear_num_value_heads", "linear_num_heads", "linear_conv_kernel_dim"), 4),
     **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim"), 8),
@@ -70,10 +58,10 @@ _LINEAR = {
 _PLAIN = _without(_LONG, "chunk_size", "attention_chunk_size")
 OWN: dict[str, dict[str, Any]] = {
     "bamba": {**_PLAIN, **_STATE, "attn_layer_indices": [1, 3]},
-    "deepseek_v32": {**_without(_PLAIN, "head_dim"), **_LATENT},
+    "deepseek_v32": {**_without(_PLAIN, "head_dim"), "index_topk": 128},
     "doge": {**_PLAIN, "keep_window_size": 512},
     "falcon_h1": {**_PLAIN, **_STATE},
-    "glm_moe_dsa": {**_without(_PLAIN, "head_dim"), **_LATENT},
+    "glm_moe_dsa": {**_without(_PLAIN, "head_dim"), **KINDS["deepseek_v32"], "index_topk": 128},
     "granitemoehybrid": {
         **_PLAIN, **_STATE, "layer_types": ["mamba", "attention"] * 2, "shared_intermediate_size": 48,
     },
@@ -81,7 +69,7 @@ OWN: dict[str, dict[str, Any]] = {
         **_without(_PLAIN, "head_dim"), "attn_layer_period": 2, "attn_layer_offset": 1, "expert_layer_period": 2,
         "expert_layer_offset": 1, "use_mamba_kernels": False, "mamba_d_state": 8, "mamba_dt_rank": 4,
     },
-    "kimi_linear": {**_without(_PLAIN, "head_dim"), **_LATENT, **_LINEAR, "q_lora_rank": None},
+    "kimi_linear": {**_without(_PLAIN, "head_dim"), **KINDS["deepseek_v3"], **_LINEAR, "q_lora_rank": None},
     "lfm2_moe": {**_PLAIN, "layer_types": ["conv", "full_attention"] * 2, "conv_L_cache": 3, "num_dense_layers": 1},
     "llama4_text": {
         **_PLAIN, "attention_chunk_size": _WINDOW, "floor_scale": 4, "attn_scale": 0.7, "no_rope_layers": [1, 0, 1, 0],

@@ -172,7 +172,8 @@ class _Vocabulary:
     def __init__(self, pieces: Pieces, vocab_size: int, eos_token_ids: frozenset[int]) -> None:
         self._pieces, self.eos_token_id = pieces, vocab_size
         self._spelled: dict[str, list[int]] = {}
-        self._parts: OrderedDict[str, array[int]] = OrderedDict()
+        # an array takes far less memory than a list of integers
+        self._part = lru_cache(_PARTS)(lambda text: array("i", self._pieces.spelled(text.encode())))
         special = {token for token in (*pieces.names, *eos_token_ids) if token < vocab_size}
         self.special_token_ids = [*special, vocab_size]
         self.tokens = [self._named(token, token in special) for token in range(vocab_size)] + [b"<|end of answer|>"]
@@ -198,13 +199,6 @@ class _Vocabulary:
             if len(text) <= _SHORT and len(self._spelled) < _SPELLED:
                 self._spelled[text] = found
         return list(found)
-
-    def _part(self, text: str) -> array[int]:
-        found = self._parts.pop(text, None) or array("i", self._pieces.spelled(text.encode()))
-        self._parts[text] = found
-        if len(self._parts) > _PARTS:
-            self._parts.popitem(last=False)
-        return found
 
 
 def _text(grammar: Grammar) -> str:

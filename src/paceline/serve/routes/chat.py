@@ -72,14 +72,15 @@ async def _asked(service: Service, settings: Settings, fields: ChatRequest) -> t
     n = check_count(fields.n, settings)
     service.check_room(n)
     # before grammars are compiled; with the tools as the template shows them, it is checked again
-    check_length(characters(fields.template_messages, fields.template_tools), settings, "messages")
+    messages, given = fields.template_messages, fields.template_tools
+    check_length(characters(messages, given), settings, "messages")
     answer = wanted(fields)
     await check(service, answer, param_of(fields))
     choice, parallel = fields.plain_choice, fields.parallel_tool_calls
-    tools = await planned(service, fields.template_tools, choice, parallel, answer, fields.allowed_tools)
+    tools = await planned(service, given, choice, parallel, answer, fields.allowed_tools)
     begun = fields.continue_final_message
     variables = thinking_variables(service, fields.reasoning_effort, fields.chat_template_kwargs)
-    prompt = await prompt_of(service, settings, tools, fields.template_messages, "messages", begun=begun, variables=variables)
+    prompt = await prompt_of(service, settings, tools, messages, "messages", begun=begun, variables=variables)
     bound = "tools" if tools.functions else param_of(fields)
     tools = await with_thought(service, tools, prompt, fields.messages[-1].text if begun else None, bound)
     values = generation_values(fields) | {"logprobs": (fields.top_logprobs or 0) if fields.logprobs else None}

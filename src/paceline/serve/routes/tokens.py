@@ -31,9 +31,9 @@ def router(service: Service, settings: Settings) -> APIRouter:
             check_length(len(fields.prompt), settings, "prompt")
             ids = await service.encode(fields.prompt, fields.add_special_tokens)
         else:
-            messages = fields.template_messages
-            check_length(characters(messages, fields.template_tools), settings, "messages")
-            tools = await planned(service, fields.template_tools)
+            messages, given = fields.template_messages, fields.template_tools
+            check_length(characters(messages, given), settings, "messages")
+            tools = await planned(service, given)
             begun, variables = fields.continue_final_message, fields.chat_template_kwargs
             ids = await prompt_of(service, settings, tools, messages, "messages", begun=begun, variables=variables)
         # texts may be far longer than any prompt: keep slow work off the event loop
